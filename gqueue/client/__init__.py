@@ -1,0 +1,1 @@
+"""What programs hold: Client, Queue, Job, Task, Worker. Synchronous, for threads and for gevent."""

@@ -1,0 +1,1 @@
+"""Bytes and frames: what travels between a client and the broker. No sockets here."""
