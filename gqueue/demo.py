@@ -60,7 +60,7 @@ class Broker:
         self.output.clear()
         command = [sys.executable, "-m", "gqueue.server", "--host", "127.0.0.1", "--port", str(self.port)]
         command += ["--http-port", "-1", "--storage", self.storage]
-        process = subprocess.Popen(  # noqa: S603 - our own program
+        process = subprocess.Popen(
             command,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -103,9 +103,7 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
 
@@ -171,9 +169,7 @@ def run(*, jobs: int, workers: int, storage: str | None, keep: bool) -> None:
 def _push(demo: Queue, jobs: int) -> list[Job[Any]]:
     members = ({"name": "square", "data": {"number": number}} for number in range(jobs))
     with click.progressbar(length=jobs, label="push    ", file=sys.stdout) as bar:
-        return demo.add_bulk(
-            members, batch=max(1, min(500, jobs // 20)), progress=lambda done: bar.update(done - bar.pos)
-        )
+        return demo.add_bulk(members, batch=max(1, min(500, jobs // 20)), progress=lambda done: bar.update(done - bar.pos))
 
 
 def _wait(demo: Queue, runs: Runs, jobs: int) -> None:

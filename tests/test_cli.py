@@ -100,9 +100,7 @@ def test_options_of_a_push_reach_the_job(gqueue: Run, q: Queue) -> None:
     assert {name: found[name] for name in wanted} == wanted
 
 
-def test_data_comes_from_a_file_or_standard_input(
-    gqueue: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_data_comes_from_a_file_or_standard_input(gqueue: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     import io
 
     (tmp_path / "data.json").write_text('{"from": "file"}')
@@ -218,9 +216,7 @@ def test_connection_options_work_before_and_after_the_verb(bare: Run, broker: An
         ("push", "bad queue", "1"),
     ],
 )
-def test_with_json_there_is_one_json_value_on_standard_output_and_nothing_else(
-    gqueue: Run, q: Queue, args: tuple[str, ...]
-) -> None:
+def test_with_json_there_is_one_json_value_on_standard_output_and_nothing_else(gqueue: Run, q: Queue, args: tuple[str, ...]) -> None:
     ran = gqueue(*(q.name if arg == "QUEUE" else arg for arg in args), "--json")
     assert isinstance(ran.json, dict)
     assert ran.err == ""
@@ -315,9 +311,7 @@ def test_the_program_starts_without_the_server_or_any_store() -> None:
         heavy = ("gevent", "redis", "sqlite_utils", "tabulate", "ssl", "gqueue.server", "gqueue.engine", "gqueue.storage")
         print([name for name in heavy if name in sys.modules])
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30, check=True
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30, check=True)
     assert done.stdout == "[]\n"
 
 

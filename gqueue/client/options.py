@@ -130,7 +130,7 @@ def _depends_on(value: Any) -> dict[str, Any]:
     return {"dependsOn": [item if isinstance(item, str) else item.id for item in value]}
 
 
-def instant(value: int | float | datetime) -> int:
+def instant(value: float | datetime) -> int:
     """Milliseconds since the epoch."""
     if isinstance(value, datetime):
         if value.tzinfo is None:
@@ -150,6 +150,5 @@ _SPECIAL: dict[str, _Translate] = {
     "timestamp": lambda value: {"timestamp": instant(value)},
 }
 _OPTIONS: dict[str, _Translate] = {
-    name: _SPECIAL.get(name) or (_ms(camel(name)) if name in _DURATIONS else _as(camel(name)))
-    for name in JobOptions.__annotations__
+    name: _SPECIAL.get(name) or (_ms(camel(name)) if name in _DURATIONS else _as(camel(name))) for name in JobOptions.__annotations__
 }

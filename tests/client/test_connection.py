@@ -109,9 +109,9 @@ def test_a_reader_that_gives_up_passes_the_duty_on() -> None:
 
 
 def test_a_refusal_is_an_error_with_the_text_of_the_broker() -> None:
-    with Fake(lambda command, peer: {"ok": False, "error": "Job not found"}) as fake, Client(fake.url) as client:
-        with pytest.raises(CommandError, match="^Job not found$"):
-            client.get_job("x")
+    refusal = {"ok": False, "error": "Job not found"}
+    with Fake(lambda command, peer: refusal) as fake, Client(fake.url) as client, pytest.raises(CommandError, match="^Job not found$"):
+        client.get_job("x")
 
 
 def test_no_answer_in_time_is_an_error_and_a_late_one_confuses_nobody() -> None:
@@ -147,9 +147,7 @@ def test_parked_commands_never_fill_the_places_of_the_connection() -> None:
 
     def script(command: dict[str, Any], peer: Peer) -> Answer:
         if command["cmd"] == "PULL":
-            threading.Thread(
-                target=lambda: (release.wait(PATIENCE), peer.reply(command, job=None)), daemon=True
-            ).start()
+            threading.Thread(target=lambda: (release.wait(PATIENCE), peer.reply(command, job=None)), daemon=True).start()
             return SILENT
         return echo(command, peer)
 
@@ -351,9 +349,9 @@ def test_bytes_that_are_no_frames_end_the_connection_with_a_reason() -> None:
         peer.sock.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         return SILENT
 
-    with Fake(script) as fake, Client(fake.url, timeout=1) as client:
-        with pytest.raises(ConnectionClosedError, match="does not speak this protocol"):
-            client.push("q", "n", 1)
+    words = "does not speak this protocol"
+    with Fake(script) as fake, Client(fake.url, timeout=1) as client, pytest.raises(ConnectionClosedError, match=words):
+        client.push("q", "n", 1)
 
 
 def test_pauses_between_attempts_have_full_jitter_up_to_five_seconds() -> None:
@@ -436,9 +434,7 @@ def test_a_pipeline_sends_nothing_when_its_block_fails() -> None:
 
 def python(program: str, *args: str) -> str:
     """Run a program in a process of its own and return what it prints."""
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=30, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=30, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 

@@ -85,9 +85,7 @@ def test_a_push_with_a_taken_id_adds_nothing(q: Queue) -> None:
 
 def test_many_jobs_are_added_in_portions_and_iterated_in_pages(q: Queue) -> None:
     told: list[int] = []
-    jobs = q.add_bulk(
-        ({"name": "n", "data": number, "priority": number % 2} for number in range(25)), batch=10, progress=told.append
-    )
+    jobs = q.add_bulk(({"name": "n", "data": number, "priority": number % 2} for number in range(25)), batch=10, progress=told.append)
     assert told == [10, 20, 25]
     assert len({job.id for job in jobs}) == 25
     assert sorted(job.data for job in q.iter_jobs(page=10)) == list(range(25))
@@ -223,7 +221,7 @@ def test_one_job_is_changed_by_its_id(q: Queue) -> None:
 
 def test_a_leased_job_is_worked_on_through_its_handle(q: Queue) -> None:
     q.add("n", 1)
-    job, token = leased(q)
+    job, _ = leased(q)
     job.update_progress(40, "soon")
     assert q.get_progress(job.id) == {"progress": 40, "message": "soon"}
     job.log("hello")

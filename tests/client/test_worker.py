@@ -696,8 +696,6 @@ def test_a_worker_waits_for_a_broker_that_is_not_there_yet(caplog: pytest.LogCap
 
 
 def python(program: str, *args: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=40, check=False
-    )
+    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=40, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout

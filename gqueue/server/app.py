@@ -1,0 +1,356 @@
+"""The composition root: settings -> storage -> engine -> listeners; signals and the order of a stop (R110, R111)."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import os
+import signal
+import socket
+import ssl
+import sys
+import time
+from random import Random
+from typing import Any
+
+import gevent
+from gevent.event import Event
+from gevent.server import StreamServer
+
+from gqueue import __version__
+from gqueue.engine.engine import Engine, EngineSettings
+from gqueue.engine.journal import Journal, Outgoing
+from gqueue.engine.recovery import recover
+from gqueue.errors import BadSetting, StartError, StorageError
+from gqueue.server.clock import Clock
+from gqueue.server.connection import Connection
+from gqueue.server.dispatch import Dispatch, framed
+from gqueue.server.hosts import ThreadHost
+from gqueue.settings import Settings
+from gqueue.storage.base import Storage, open_storage
+from gqueue.wire import codec
+
+log = logging.getLogger("gqueue.server")
+
+_RETRY_FIRST, _RETRY_LAST = 0.1, 5.0  # s between tries of a held batch (design I3)
+
+
+def new_ids() -> Any:
+    """A function that gives ascending UUIDv7 texts."""
+    if sys.version_info >= (3, 14):
+        from uuid import uuid7
+    else:
+        from uuid_utils import uuid7
+    return lambda: str(uuid7())
+
+
+class Server:
+    """Everything of one broker process."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.clock = Clock()
+        self.connections: set[Connection] = set()
+        self.stopping = Event()
+        self.exit_code = 0
+        self.engine: Engine
+        self.dispatch: Dispatch
+        self._loop = gevent.get_hub().loop
+        self._touched: list[Connection] = []
+        self._timer: Any = None
+        self._timer_at = 1 << 62
+        self._retry = _RETRY_FIRST
+        self._storage = open_storage(
+            settings.storage,
+            durability=settings.durability,
+            wait_for_lock=settings.wait_for_lock,
+            allow_network_fs=settings.allow_network_fs,
+        )
+        self.host = ThreadHost(self._storage)
+
+    # ---------------------------------------------------------------- start
+
+    def load(self) -> None:
+        """Take the store and rebuild the index from it. Raises StartError."""
+        try:
+            self.host.start(self._recover)
+        except StorageError as error:
+            raise StartError(f"Cannot open {self._storage.kind} storage: {error}") from None
+        gc.collect()
+        gc.freeze()
+        gc.set_threshold(50_000, 50, 1_000_000)  # no full pass over the index by itself (R54)
+        self.rearm()
+
+    def _recover(self, storage: Storage) -> None:
+        settings = self.settings
+        snapshot = storage.load(settings.max_completed_jobs)
+        journal = Journal(
+            snapshot.number, submit=self.host.submit, release=self._release, wake=self._wake, stand=self._stand
+        )
+        self.engine = Engine(
+            EngineSettings(
+                max_completed_jobs=settings.max_completed_jobs,
+                completed_retention=settings.completed_retention,
+                stall_check=settings.stall_check,
+                cleanup_interval=settings.cleanup_interval,
+                max_job_releases=settings.max_job_releases,
+                max_lost=settings.max_lost,
+                worker_timeout=settings.worker_timeout,
+            ),
+            journal=journal,
+            deliver=self._deliver,
+            new_id=new_ids(),
+            random=Random(),
+            keeps=storage.durable,
+        )
+        recover(self.engine, snapshot, self.clock.now())
+        self.dispatch = Dispatch(self.engine, self.clock.now, self._tokens(), __version__)
+        if snapshot.quarantined:
+            log.error("unreadable jobs moved aside: %s", ", ".join(snapshot.quarantined[:20]))
+        log.info("storage %s, durability %s, %d jobs", storage.kind, settings.durability, len(self.engine.index))
+
+    def _tokens(self) -> frozenset[bytes]:
+        tokens = [token.encode() for token in self.settings.auth_tokens]
+        if self.settings.auth_token_file is not None:
+            try:
+                with open(self.settings.auth_token_file, "rb") as file:
+                    tokens += [line.strip() for line in file if line.strip()]
+            except OSError as error:
+                raise BadSetting(f"Cannot read {self.settings.auth_token_file}: {error.strerror}") from None
+        return frozenset(tokens)
+
+    def _tls(self) -> ssl.SSLContext | None:
+        cert, key = self.settings.tls_cert, self.settings.tls_key
+        if cert is None and key is None:
+            return None
+        if key is None:
+            raise BadSetting("TLS misconfigured: tlsCertFile is set but tlsKeyFile (TLS_KEY_FILE) is missing")
+        if cert is None:
+            raise BadSetting("TLS misconfigured: tlsKeyFile is set but tlsCertFile (TLS_CERT_FILE) is missing")
+        for kind, path in (("cert", cert), ("key", key)):
+            if not os.path.exists(path):
+                raise BadSetting(f"TLS {kind} file not found: {path}")
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.minimum_version = ssl.TLSVersion.TLSv1_2
+        try:
+            context.load_cert_chain(cert, key)
+        except (ssl.SSLError, OSError) as error:
+            raise BadSetting(f"Cannot use the TLS certificate: {error}") from None
+        return context
+
+    def listen(self) -> list[StreamServer]:
+        """Bind. Raises StartError."""
+        context = self._tls()
+        address = (self.settings.host, self.settings.port)
+        options: dict[str, Any] = {} if context is None else {"ssl_context": context}
+        tcp = _Listener(address, self._serve, backlog=1024, **options)
+        try:
+            tcp.start()
+        except OSError as error:
+            raise StartError(f"Cannot listen on {address[0]}:{address[1]}: {error.strerror or error}") from None
+        tcp.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listeners = [tcp]
+        if self.settings.socket is not None:
+            listeners.append(self._listen_unix(self.settings.socket))
+        return listeners
+
+    def _listen_unix(self, path: str) -> StreamServer:
+        sock = socket.socket(socket.AF_UNIX)
+        try:
+            if os.path.exists(path):
+                os.unlink(path)
+            sock.bind(path)
+            os.chmod(path, 0o600)
+            sock.listen(1024)
+        except OSError as error:
+            raise StartError(f"Cannot listen on {path}: {error.strerror}") from None
+        sock.setblocking(False)
+        unix = _Listener(sock, self._serve)
+        unix.start()
+        return unix
+
+    def _serve(self, sock: Any, _address: Any) -> None:
+        if sock.family != socket.AF_UNIX:
+            for option, value in (
+                (socket.TCP_NODELAY, 1),
+                (socket.TCP_KEEPIDLE, 15),
+                (socket.TCP_KEEPINTVL, 5),
+                (socket.TCP_KEEPCNT, 3),
+                (socket.TCP_USER_TIMEOUT, 30_000),
+            ):
+                sock.setsockopt(socket.IPPROTO_TCP, option, value)
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        connection = Connection(self, sock)
+        self.connections.add(connection)
+        try:
+            connection.run()
+        except Exception:
+            log.exception("a connection failed")
+            connection.close()
+
+    # ---------------------------------------------------------------- a turn of the loop
+
+    def later(self, function: Any, *args: Any) -> None:
+        """Run something at the end of this turn."""
+        self._loop.run_callback(function, *args)
+
+    def _wake(self) -> None:
+        self._loop.run_callback(self.engine.journal.flush)
+
+    def touch(self, connection: Connection) -> None:
+        """A connection has something to send; it leaves at the end of this turn."""
+        if not self._touched:
+            self._loop.run_callback(self._flush_touched)
+        self._touched.append(connection)
+
+    def _flush_touched(self) -> None:
+        touched, self._touched = self._touched, []
+        for connection in touched:
+            connection.flush()
+
+    def _release(self, outgoing: list[Outgoing]) -> None:
+        """A batch is durable: what waited for it leaves, all frames of one connection in one send."""
+        for connection, frame in outgoing:
+            connection.send(frame)
+        if self._touched:
+            self._flush_touched()
+
+    def _deliver(self, sessions: set[Any], event: dict[str, Any]) -> None:
+        frame = framed(codec.encode({"type": "event", "event": event}))
+        journal = self.engine.journal
+        number = journal.latest
+        for session in sessions:
+            if not journal.attach(number, (session.connection, frame)):
+                session.connection.send(frame)
+
+    def rearm(self) -> None:
+        """Set the timer to the first deadline."""
+        at = self.engine.timers.next
+        if at >= self._timer_at:
+            return
+        self._set_timer(at)
+
+    def _set_timer(self, at: int) -> None:
+        if self._timer is not None:
+            self._timer.stop()
+            self._timer.close()
+        self._timer_at = at
+        wait = min(max(at - self.clock.now(), 0) / 1000, 60)
+        self._timer = self._loop.timer(wait)
+        self._timer.start(self._tick, update=True)
+
+    def _tick(self) -> None:
+        self._timer_at = 1 << 62
+        try:
+            self.engine.tick(self.clock.now())
+        except Exception:
+            log.exception("a deadline failed")
+        self._set_timer(self.engine.timers.next)
+
+    def watch_frames(self) -> None:
+        """Reset connections that leave a frame unfinished (core 1.5)."""
+        limit = self.settings.idle_timeout / 1000
+        while limit:
+            gevent.sleep(min(1.0, limit / 4))
+            now = time.monotonic()
+            for connection in [c for c in self.connections if c.partial_since is not None and now - c.partial_since > limit]:
+                connection.abort(reset=True)
+
+    # ---------------------------------------------------------------- the store
+
+    def _stand(self, error: StorageError | None) -> None:
+        """The store has stopped taking batches, or takes them again (design I3)."""
+        engine = self.engine
+        if error is None:
+            log.warning("storage is back")
+            engine.degraded = None
+            self._retry = _RETRY_FIRST
+            now = self.clock.now()
+            engine.upkeep.after_outage(now)
+            engine.settle(now)
+            self.rearm()
+            return
+        if error.reason in StorageError.FATAL:
+            log.critical("storage failed for good (%s): %s", error.reason, error)
+            os._exit(3)
+        if engine.degraded is None:
+            log.error("storage unavailable (%s): %s", error.reason, error)
+        engine.degraded = error.reason
+        timer = self._loop.timer(self._retry)
+        self._retry = min(self._retry * 2, _RETRY_LAST)
+        timer.start(engine.journal.retry)
+
+    # ---------------------------------------------------------------- stop
+
+    def stop(self) -> int:
+        """Let workers finish, then close: what is acknowledged is stored (R111)."""
+        engine = self.engine
+        engine.closing = True
+        engine.delivery.answer_all()
+        deadline = time.monotonic() + self.settings.shutdown_timeout / 1000
+        while time.monotonic() < deadline and any(queue.active for queue in engine.index.queues.values()) and self.connections:
+            gevent.sleep(0.02)
+        for queue in engine.index.queues.values():
+            for job in queue.active.values():
+                if job.holder is not None:  # not a loss: the worker may come back to the next broker (R113)
+                    job.holder.held.clear()
+                    job.holder = None
+        self._settle_store(max(deadline, time.monotonic() + 1))
+        for connection in list(self.connections):
+            connection.finish()
+        gevent.sleep(0)
+        for connection in list(self.connections):
+            connection.abort()
+        self._settle_store(time.monotonic() + 1)
+        try:
+            self.host.close()
+        except StorageError as error:
+            log.critical("closing the storage failed: %s", error)
+            return 3
+        return self.exit_code
+
+    def _settle_store(self, deadline: float) -> None:
+        journal = self.engine.journal
+        journal.flush()
+        while (journal.flying is not None or journal.dirty) and time.monotonic() < deadline:
+            gevent.sleep(0.002)
+
+
+class _Listener(StreamServer):  # type: ignore[misc]
+    """Accepts; a failed TLS handshake ends that connection only, without a word on stderr (L14)."""
+
+    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> Any:
+        try:
+            return super().wrap_socket_and_handle(client_socket, address)
+        except (ssl.SSLError, OSError):
+            client_socket.close()
+            return None
+
+
+def run(settings: Settings) -> int:
+    """Run a broker until a signal ends it; its exit code. Raises StartError before it serves."""
+    logging.basicConfig(
+        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
+    )
+    os.umask(0o077)
+    server = Server(settings)
+    server.load()
+    try:
+        listeners = server.listen()
+    except StartError:
+        server.host.close()
+        raise
+
+    def on_signal() -> None:
+        if server.stopping.is_set():
+            os._exit(1)
+        server.stopping.set()
+
+    gevent.signal_handler(signal.SIGTERM, on_signal)
+    gevent.signal_handler(signal.SIGINT, on_signal)
+    gevent.spawn(server.watch_frames)
+    print(f"listening {settings.host}:{listeners[0].server_port}", flush=True)
+    server.stopping.wait()
+    for listener in listeners:
+        listener.close()
+    return server.stop()
