@@ -28,7 +28,7 @@ _RESERVED = 1.0  # s that a job may wait in reserve while no slot becomes free
 _PATIENCE = 10.0  # s to connect, and for the kernel to take what is sent
 
 _TRIES = 5  # of an outcome that is refused for reasons that are not expected to pass
-_TRANSIENT = ("Storage unavailable", "Rate limit exceeded")  # refusals that pass (core 1.11, design I3)
+_TRANSIENT = ("Storage unavailable", "Rate limit exceeded", "Server is shutting down")  # refusals that pass
 
 _UNDEFINED = b"\xd4\x00\x00"  # no result, which is not the same as a result of nil
 _NAMES = {name: pack(name) for name in ("cmd", "ids", "tokens", "results", "reqId", "id", "token", "result")}
@@ -185,8 +185,9 @@ class Delivery:
         """Give the running jobs back to the broker although their handlers go on; they are told."""
         jobs = list(self._in_hand.values())
         for job in jobs:
-            job.lose()
+            job.settled = True  # what the handler returns is not sent any more
             self.give_back(job)
+            job.lose()
         return jobs
 
     def close(self) -> None:
@@ -476,7 +477,8 @@ class Delivery:
 
     def _pull_refused(self, queue: str, text: str) -> None:
         if self._refusals == 0:
-            log.error("pulling from %s is refused: %s; the worker goes on trying", queue, text)
+            level = logging.WARNING if text.startswith(_TRANSIENT) else logging.ERROR
+            log.log(level, "pulling from %s is refused: %s; the worker goes on trying", queue, text)
         self._not_before[queue] = time.monotonic() + max(pause(self._refusals + 3), 0.05)
         self._refusals += 1
         self._on_error(GQueueError(text))
@@ -496,7 +498,8 @@ class Delivery:
             if outcome.sent > 1 and "not in processing state" in text:
                 outcome.then(outcome)  # the first one arrived, its answer did not
                 return
-            log.warning("%s of job %s does not count: %s", outcome.cmd, outcome.job.id, text)
+            if not outcome.job.lost:  # else that has been said
+                log.warning("%s of job %s does not count: %s", outcome.cmd, outcome.job.id, text)
             outcome.job.lose()
             return
         if outcome.tries == _TRIES and not text.startswith(_TRANSIENT):

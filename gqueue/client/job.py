@@ -274,6 +274,11 @@ class Job(Generic[R]):
             event.set()
         return event
 
+    @property
+    def lost(self) -> bool:
+        """Whether `cancelled` is set."""
+        return self._lost
+
     def lose(self) -> None:
         """Mark this run as cancelled."""
         self._lost = True

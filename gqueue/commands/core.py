@@ -59,6 +59,11 @@ _MAX_TIMESTAMP = 2**53 - 1
 _Flag = Annotated[bool, Flag()]
 
 
+def _refuse_repeat(_value: Any, _field: str) -> None:
+    """A repeat that is accepted and then never repeats would be lost in silence."""
+    raise BadRequest("repeat jobs are not supported by this version")
+
+
 class InQueue(Request):
     """What every command on a queue begins with."""
 
@@ -98,19 +103,24 @@ class NewJobFields(Request):
     timestamp: Annotated[int | None, Number(0, _MAX_TIMESTAMP, unit="ms")] = None
     name: Annotated[str | None, Name(), Late] = None
     group_max_size: Annotated[int | None, PositiveSafe("group.maxSize"), Late] = None
-    unique_key: Annotated[str | None, Text(most=1024, empty_is_none=True), Late] = None
+    repeat: Annotated[Any, Loose("not supported yet", _refuse_repeat), Late] = None
+
+
+_UniqueKey = Annotated[str | None, Text(most=1024, empty_is_none=True), Late]
 
 
 class Push(NewJobFields, InQueue):
     """Add one job to a queue."""
 
     custom_id: Annotated[str | None, Wire("jobId"), Alias("customId"), CustomId(), Late] = None
+    unique_key: _UniqueKey = None
 
 
 class Member(NewJobFields):
     """One job of a batch."""
 
     custom_id: Annotated[str | None, Alias("jobId"), CustomId(), Late] = None
+    unique_key: _UniqueKey = None
 
 
 #: Fields that leave a job as plain as can be.
@@ -239,13 +249,20 @@ class PushBatch(Request):
 @command(PushBatch, group="core", name="PUSHB", writes=True)
 def push_batch(req: PushBatch, ctx: Context) -> dict[str, Any]:
     news = []
+    first: BadRequest | None = None
     for at, fields in enumerate(req.jobs):
         if type(fields) is not dict:
-            raise BadRequest(f"jobs[{at}] must be an object")
+            first = BadRequest(f"jobs[{at}] must be an object")
+            break
         try:
-            news.append(_new_job(Member.read(fields)))
+            new = _new_job(Member.read(fields))
         except BadRequest as error:
-            raise BadRequest(f"jobs[{at}]: {error}") from None
+            first = BadRequest(f"jobs[{at}]: {error}")
+            break
+        news.append(new)
+    if first is not None:  # unless an earlier member is refused for its dependencies or what is checked after them
+        ctx.engine.admission.check_all(req.queue, news, ctx.now)
+        raise first
     return {"ids": ctx.engine.admission.push_all(req.queue, news, ctx.now)}
 
 

@@ -15,6 +15,7 @@ from gqueue.model import DAY, YEAR, Packed
 
 _QUEUE_NAME = re.compile(r"[A-Za-z0-9_.:\-]+").fullmatch
 MAX_DATA = 10 * 1024 * 1024  # characters of JSON (core 2.5)
+_CONTAINERS = 100_000  # made to measure one payload (R62)
 SAFE = 2**53 - 1  # the largest integer of JavaScript
 
 
@@ -286,10 +287,21 @@ def longer_as_json(packed: Packed, limit: int) -> bool:
     """Whether a value has more than `limit` characters as JSON text (UTF-16 units; NaN is null, binary counts by length)."""
     if len(packed) * 6 <= limit:
         return False
-    if len(packed) > limit * 2 + 1024:  # MessagePack is never twice as long as the JSON of the same value
-        return True
+    containers = 0
+
+    def count(items: Any) -> Any:
+        nonlocal containers
+        containers += 1
+        if containers > _CONTAINERS:
+            raise OverflowError
+        return items
+
     try:
-        value = msgpack.unpackb(packed, strict_map_key=False, ext_hook=lambda _code, data: data, object_pairs_hook=list)
+        value = msgpack.unpackb(
+            packed, strict_map_key=False, ext_hook=lambda _code, data: data, object_pairs_hook=count, list_hook=count
+        )
+    except OverflowError:
+        return len(packed) > limit  # so many containers are not made just to measure them (R62)
     except (ValueError, TypeError):
         return len(packed) > limit
     return _json_length(value, limit) > limit

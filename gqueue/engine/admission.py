@@ -67,6 +67,14 @@ class Admission:
         """The ids, one for each member in order. Raises with the member's index in front, before anything is stored."""
         if self.engine.closing:
             raise Refused("Server is shutting down")
+        if not self.check_all(queue, news, now):
+            self._check_groups(queue, news, now)
+        admitted = [self._admit(queue, new, now) for new in news]
+        self._tell(queue, admitted, now)
+        return [id for id, _ in admitted]
+
+    def check_all(self, queue: str, news: list[NewJob], now: int) -> bool:
+        """Check the members of a batch one by one. True: all of them are plain. Raises with the member's index in front."""
         plain = True
         members: set[str] | None = None
         for at, new in enumerate(news):
@@ -78,11 +86,7 @@ class Admission:
                     self._check(queue, new, members, now)
                 except CommandError as error:
                     raise type(error)(f"jobs[{at}]: {error}") from None
-        if not plain:
-            self._check_groups(queue, news, now)
-        admitted = [self._admit(queue, new, now) for new in news]
-        self._tell(queue, admitted, now)
-        return [id for id, _ in admitted]
+        return plain
 
     # ---------------------------------------------------------------- checks
 
@@ -97,10 +101,16 @@ class Admission:
                     raise NotFound(f"Dependency job not found: {id}")
         if new.fault is not None:
             raise new.fault
+        if new.custom_id is not None and new.custom_id in self.engine.upkeep.proofs and self._counted_on(new.custom_id):
+            raise Refused(f"Custom ID {new.custom_id} still has unresolved dependency consumers")
         if extra is not None and extra.unique_key is not None and new.options.deduplication_replace:
             owner = index.holder(("unique", queue, extra.unique_key), now)
             if owner is not None and owner.state is not State.ACTIVE and owner.id in index.dependents:
                 raise Refused(f"Cannot replace deduplicated job {owner.id} because live jobs depend on it")
+
+    def _counted_on(self, id: str) -> bool:
+        """Whether a blocked job depends on this removed completion; rare, so it is looked for."""
+        return any(id in job.more.depends_on for queue in self.engine.index.queues.values() for job in queue.blocked.values())
 
     def _check_groups(self, queue: str, news: list[NewJob], now: int) -> None:
         """groupMaxSize, each member against the depth with the members before it (core 4.2, 11.5)."""
