@@ -147,7 +147,7 @@ def run(*, jobs: int, workers: int, storage: str | None, keep: bool) -> None:
 
             runs = Runs(jobs)
             started = time.monotonic()
-            worker = Worker(demo, concurrency=workers, middleware=[runs])
+            worker = Worker(demo, concurrency=workers, lock_ttl="5s", middleware=[runs])
             try:
                 if not runs.half.wait(_QUIET):
                     raise DemoFailed("the worker got no jobs")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 
 import gqueue
-from gqueue import Client, Queue
+from gqueue import Client, Queue, Worker
 from gqueue import demo as demo_module
 from gqueue.demo import Broker, DemoFailed, Runs
 
@@ -47,6 +48,32 @@ def test_a_kept_store_holds_the_jobs(tmp_path: Path) -> None:
     assert kept
     with Broker(f"sqlite:///{kept[1]}/gqueue.db") as broker, Client(host="127.0.0.1", port=broker.port) as client:
         assert Queue("demo", client).counts()["completed"] == 20
+
+
+def test_what_a_killed_demo_left_is_finished_by_another_worker(tmp_path: Path) -> None:
+    """Demo, worker and broker end by SIGKILL half-way; the kept store has everything, and the task can be imported."""
+    root = str(Path(gqueue.__file__).resolve().parent.parent)
+    paths = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH")]))
+    with subprocess.Popen(
+        [sys.executable, "-m", "gqueue.cli", "demo", "--jobs", "500", "--keep"],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        env={**os.environ, "PYTHONPATH": paths, "TMPDIR": str(tmp_path)},
+    ) as process:
+        seen = ""
+        assert process.stdout is not None
+        while "stopped after" not in seen:
+            seen += process.stdout.read(1)
+        os.killpg(process.pid, signal.SIGKILL)
+    (folder,) = tmp_path.iterdir()
+    with Broker(f"sqlite:///{folder}/gqueue.db") as broker, Client(host="127.0.0.1", port=broker.port) as client:
+        q = Queue("demo", client)
+        assert 0 < q.counts()["completed"] < 500
+        with Worker(demo_module.queue, client=client):
+            for job in q.get_jobs(["waiting", "active"], limit=500):
+                assert job.result(30) == job.data["number"] ** 2
+        assert q.counts()["completed"] == 500
 
 
 def test_nothing_is_left_behind_otherwise(tmp_path: Path) -> None:

@@ -24,7 +24,7 @@ from gqueue.client.job import Job
 from gqueue.client.leases import Leases, patched, registration
 from gqueue.client.queue import Queue
 from gqueue.client.task import Arguments, Task
-from gqueue.client.values import Duration, milliseconds, pack, seconds
+from gqueue.client.values import Duration, milliseconds, number, pack, seconds
 from gqueue.errors import GQueueError, Retry, SerializationError, UnrecoverableError
 from gqueue.wire.frames import MAX_FRAME
 
@@ -41,6 +41,7 @@ EVENTS = ("ready", "active", "completed", "failed", "progress", "drained", "erro
 
 _LARGEST_RESULT = MAX_FRAME - 4096  # bytes; the rest of an ACK is smaller than that
 _STACK = 100  # entries that the broker reads of a stack
+_LONGEST_TEXT = 10_000  # characters of an error, or of one entry of its stack
 _MOST_QUEUES = 40  # each has a parked pull, and a connection has 50 places
 
 
@@ -409,9 +410,14 @@ class Worker:
     def _raised(self, job: Job[Any], exc: BaseException) -> Outcome:
         """What an exception means for the job, logged."""
         if isinstance(exc, Retry):
-            delay = milliseconds(exc.delay)
-            log.info("job %s (%s) of %s asks to run again in %d ms", job.id, job.name, job.queue, delay)
-            return Outcome(job, "MoveToDelayed", _nothing, fields={"delay": delay})
+            try:
+                delay = milliseconds(exc.delay)
+            except (TypeError, ValueError) as wrong:
+                exc = wrong
+            else:
+                log.info("job %s (%s) of %s asks to run again in %d ms", job.id, job.name, job.queue, delay)
+                return Outcome(job, "MoveToDelayed", _nothing, fields={"delay": number(delay)})
+        error = exc
         log.error(
             "job %s (%s) of %s failed in attempt %d of %d",
             job.id,
@@ -427,7 +433,7 @@ class Worker:
 
         def confirmed(outcome: Outcome) -> None:
             self.failed += 1
-            self._emit("failed", job, exc)
+            self._emit("failed", job, error)
 
         return Outcome(job, "FAIL", confirmed, fields=fields)
 
@@ -478,7 +484,12 @@ def _nothing(outcome: Outcome) -> None:
 
 
 def _text(exc: BaseException) -> str:
-    return str(exc) or type(exc).__name__
+    return _sendable(str(exc) or type(exc).__name__)
+
+
+def _sendable(text: str) -> str:
+    """Text that fits into a frame, whatever an exception has in it: file names may hold lone surrogates."""
+    return text[:_LONGEST_TEXT].encode("utf-8", "backslashreplace").decode()
 
 
 def _stack(exc: BaseException) -> list[str]:
@@ -490,4 +501,4 @@ def _stack(exc: BaseException) -> list[str]:
         for entry in reversed(traceback.extract_tb(exc.__traceback__))
         if not entry.filename.startswith(ours)
     ]
-    return lines[:_STACK]
+    return [_sendable(line) for line in lines[:_STACK]]

@@ -22,6 +22,7 @@ from gqueue.commands.kinds import (
     PositiveSafe,
     Priority,
     Queue,
+    Repeat,
     Table,
     Tags,
     Text,
@@ -57,11 +58,6 @@ from gqueue.model import (
 
 _MAX_TIMESTAMP = 2**53 - 1
 _Flag = Annotated[bool, Flag()]
-
-
-def _refuse_repeat(_value: Any, _field: str) -> None:
-    """A repeat that is accepted and then never repeats would be lost in silence."""
-    raise BadRequest("repeat jobs are not supported by this version")
 
 
 class InQueue(Request):
@@ -103,7 +99,7 @@ class NewJobFields(Request):
     timestamp: Annotated[int | None, Number(0, _MAX_TIMESTAMP, unit="ms")] = None
     name: Annotated[str | None, Name(), Late] = None
     group_max_size: Annotated[int | None, PositiveSafe("group.maxSize"), Late] = None
-    repeat: Annotated[Any, Loose("not supported yet", _refuse_repeat), Late] = None
+    repeat: Annotated[Any, Repeat(), Late] = None
 
 
 _UniqueKey = Annotated[str | None, Text(most=1024, empty_is_none=True), Late]

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Annotated, Any
 
 import msgpack
+from cronsim import CronSim, CronSimError
 
 from gqueue.commands.registry import Kind
 from gqueue.errors import BadRequest
@@ -379,6 +381,43 @@ class Dedup(Kind):
             extend is not None and self._flag.check(extend, "dedup.extend"),
             replace is not None and self._flag.check(replace, "dedup.replace"),
         )
+
+
+class Repeat(Kind):
+    """The faults of a repeat in their own words (core 2.6); one without any is refused too, until it would repeat.
+
+    To accept a repeat that never comes back would lose it in silence.
+    """
+
+    says = "map {every | pattern, …}; refused by this version"
+    looks_around = True
+    _dates = ("startDate", "endDate", "prevMillis", "offset")
+
+    def check_among(self, value: Any, field: str, values: dict[str, Any]) -> Any:
+        if type(value) is not dict:
+            raise BadRequest("repeat must be an object")
+        every, pattern = value.get("every"), value.get("pattern")
+        if (every is None) == (not pattern):
+            raise BadRequest("repeat requires exactly one of every or pattern")
+        if every is not None and (type(every) not in (int, float) or not math.isfinite(every) or every <= 0):
+            raise BadRequest("repeat.every must be a positive finite number")
+        if pattern is not None:
+            try:
+                CronSim(pattern, datetime.now(UTC))
+            except (CronSimError, TypeError, AttributeError) as error:
+                raise BadRequest(f"Invalid repeat pattern: {error}") from None
+        for name in self._dates:
+            date = value.get(name)
+            if date is not None and (type(date) not in (int, float) or not math.isfinite(date)):
+                raise BadRequest(f"repeat.{name} must be a finite timestamp")
+        end = value.get("endDate")
+        if end is not None and end < datetime.now(UTC).timestamp() * 1000:
+            raise BadRequest("repeat.endDate is in the past")
+        if values.get("jobId") or values.get("customId"):
+            raise BadRequest("repeat jobs cannot use JobOptions.jobId; use repeat.jobId instead")
+        if values.get("dependsOn") or values.get("parentId") or values.get("childrenIds"):
+            raise BadRequest("repeat jobs cannot participate in parent or dependency relationships")
+        raise BadRequest("repeat jobs are not supported by this version")
 
 
 def _limit(value: Any, field: str, low: int) -> int:

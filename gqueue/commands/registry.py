@@ -128,15 +128,14 @@ class Request:
             elif value is None and not special.nil:
                 if special.required:
                     raise special.kind.absent(special.wire)
-            elif special.late:
-                try:
-                    kept[attribute] = check(value, wire)
-                except BadRequest as error:
-                    kept.setdefault("fault", error)
-            elif special.kind.looks_around:
-                kept[attribute] = special.kind.check_among(value, wire, values)
             else:
-                kept[attribute] = check(value, wire)
+                try:
+                    looks = special.kind.looks_around
+                    kept[attribute] = special.kind.check_among(value, wire, values) if looks else check(value, wire)
+                except BadRequest as error:
+                    if not special.late:
+                        raise
+                    kept.setdefault("fault", error)
         return request
 
     @classmethod

@@ -162,6 +162,25 @@ def test_a_handler_that_exits_fails_only_its_job(q: Queue, work: Callable[..., W
     assert q.add("n", "stay").result(PATIENCE) == "fine"
 
 
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (OSError("no file \udc80"), "no file .udc80"),
+        (ValueError("x" * 1_000_000), "x" * 9_000),
+        (ValueError(), "ValueError"),
+        (Retry(delay="soon"), "'soon' is not a duration"),
+    ],
+)
+def test_whatever_a_handler_raises_reaches_the_broker(q: Queue, work: Callable[..., Worker], error: Exception, words: str) -> None:
+    def fail(job: Job[Any]) -> None:
+        raise error
+
+    work(fail, concurrency=1)
+    for _ in range(2):  # the handler thread is still there for the second
+        with pytest.raises(JobFailed, match=words):
+            q.add("n", attempts=1).result(PATIENCE)
+
+
 def test_a_job_of_an_unknown_name_fails_with_the_known_names(q: Queue, work: Callable[..., Worker]) -> None:
     q.task(name="alpha")(lambda: 1)
     q.task(name="beta")(lambda: 2)

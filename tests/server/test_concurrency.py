@@ -511,7 +511,9 @@ def calm(wire: Any, queue: str) -> None:
 
     deadline = time.monotonic() + 20
     while left := restless():
-        assert time.monotonic() < deadline, [{k: j[k] for k in ("state", "ttl", "createdAt", "runAt", "attempts", "timeline")} for j in left]
+        assert time.monotonic() < deadline, [
+            {k: j[k] for k in ("state", "ttl", "createdAt", "runAt", "attempts", "timeline")} for j in left
+        ]
         time.sleep(0.05)
 
 

@@ -570,6 +570,23 @@ def test_a_heartbeat_between_two_checks_saves_a_silent_job(broker: Any, wire: An
     assert wire.job(beating)["stallCount"] == 0
 
 
+@pytest.mark.parametrize("back", ["RetryCompleted", "MoveToWait"])
+def test_a_job_that_comes_back_after_its_ttl_is_removed(wire: Any, queue: str, back: str) -> None:
+    """Core 3.7: expiry is swept wherever the job has been meanwhile, without anybody pulling."""
+    wire.send("SubscribeEvents", queue=queue)
+    id = wire.push(queue, None, ttl=100)
+    assert wire.pull(queue)["id"] == id
+    if back == "RetryCompleted":
+        assert wire.send("ACK", id=id) == {"ok": True}
+    else:
+        assert wire.send("FAIL", id=id, unrecoverable=True) == {"ok": True}
+    created = wire.job(id)["createdAt"]
+    until(lambda: wire.send("Ping")["data"]["time"] > created + 1_200)  # past its ttl, and past any second look
+    assert wire.send(back, **({"queue": queue} if back == "RetryCompleted" else {}), id=id)["ok"]
+    assert wire.event(5, eventType="removed", jobId=id)["data"] == {"reason": "ttl-expired"}
+    assert wire.state(id) == "unknown"
+
+
 # ---------------------------------------------------------------- outcomes that come too late (core 4.6)
 
 

@@ -14,7 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -78,10 +78,9 @@ def family(pid: int) -> list[int]:
 class Fault:
     """A way to make the store fail, and to heal it."""
 
-    def __init__(self, start: Callable[[], None], stop: Callable[[], None], big: bool) -> None:
+    def __init__(self, start: Callable[[], None], stop: Callable[[], None]) -> None:
         self.start = start
         self.stop = stop
-        self.big = big  # only changes that need room fail
 
 
 @contextmanager
@@ -94,7 +93,7 @@ def locked(file: Path) -> Iterator[Fault]:
             db.execute("ROLLBACK")
 
     with closing(db):
-        yield Fault(lambda: (db.execute("BEGIN IMMEDIATE"), None)[1], stop, big=False)
+        yield Fault(lambda: (db.execute("BEGIN IMMEDIATE"), None)[1], stop)
         stop()
 
 
@@ -108,17 +107,18 @@ def limited(broker: Any) -> Iterator[Fault]:
             resource.prlimit(pid, resource.RLIMIT_FSIZE, (4096, before[1]))
 
     def stop() -> None:
-        for pid in family(broker.pid):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
+        with suppress(ProcessLookupError):  # killed meanwhile, and its limit with it
+            for pid in family(broker.pid):
+                resource.prlimit(pid, resource.RLIMIT_FSIZE, before)
 
-    yield Fault(start, stop, big=False)
+    yield Fault(start, stop)
     stop()
 
 
 @contextmanager
 def full(pages: Path) -> Iterator[Fault]:
     """The database may not get one page more: SQLITE_FULL."""
-    yield Fault(lambda: (pages.write_text("1"), None)[1], lambda: pages.unlink(missing_ok=True), big=True)
+    yield Fault(lambda: (pages.write_text("1"), None)[1], lambda: pages.unlink(missing_ok=True))
     pages.unlink(missing_ok=True)
 
 
@@ -296,7 +296,7 @@ def test_leases_and_timeouts_wait_while_the_store_is_away(fresh_broker: Any, tmp
     wire = broker.connect()
     id = wire.push("q")
     job, token = lease(wire, "q", lockTtl=2_000)
-    with locked(file) as fault:
+    with limited(broker) as fault:
         degrade(broker, fault)
         until(lambda: wire.send("Ping")["data"]["time"] > job["startedAt"] + 2_500, timeout=20, every=0.05)
         assert wire.state(id) == "active"
