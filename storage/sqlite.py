@@ -197,7 +197,7 @@ class SQLiteStorage(Storage):
             if not new and not self._borrowed:
                 version = connection.execute("PRAGMA user_version").fetchone()[0]
                 if version > SCHEMA:
-                    raise NewerSchema(f"{self.path} has schema {version}, this gqueue knows {SCHEMA}: use a newer one")  # noqa: TRY301
+                    raise NewerSchema(f"{self.path} has schema {version}, this gqueue knows {SCHEMA}: use a newer one")
             connection.execute("PRAGMA journal_mode = WAL")
             if not self._borrowed:
                 self._migrate(connection)
@@ -369,7 +369,7 @@ class SQLiteStorage(Storage):
             for queue, last in batch.obliterated:
                 for table in ("payloads", "logs"):
                     connection.execute(
-                        f"DELETE FROM {table} WHERE seq IN (SELECT seq FROM jobs WHERE queue = ? AND seq <= ?)",  # noqa: S608
+                        f"DELETE FROM {table} WHERE seq IN (SELECT seq FROM jobs WHERE queue = ? AND seq <= ?)",
                         (queue, last),
                     )
                 connection.execute("DELETE FROM jobs WHERE queue = ? AND seq <= ?", (queue, last))
@@ -389,8 +389,8 @@ class SQLiteStorage(Storage):
                 if changes:
                     gone = [(name,) for name, kept in changes.items() if kept is None]
                     kept = [(name, kept) for name, kept in changes.items() if kept is not None]
-                    connection.executemany(f"DELETE FROM {table} WHERE {key} = ?", gone)  # noqa: S608
-                    connection.executemany(f"INSERT OR REPLACE INTO {table} ({key}, {value}) VALUES (?, ?)", kept)  # noqa: S608
+                    connection.executemany(f"DELETE FROM {table} WHERE {key} = ?", gone)
+                    connection.executemany(f"INSERT OR REPLACE INTO {table} ({key}, {value}) VALUES (?, ?)", kept)
             marks = [("batch", msgpack.packb(batch.number))]
             if seq != self._seq:
                 marks.append(("seq", msgpack.packb(seq)))
@@ -403,7 +403,7 @@ class SQLiteStorage(Storage):
             some = seqs[at : at + _ROWS]
             marks = ",".join("?" * len(some))
             for table in ("jobs", "payloads", "logs"):
-                connection.execute(f"DELETE FROM {table} WHERE seq IN ({marks})", some)  # noqa: S608
+                connection.execute(f"DELETE FROM {table} WHERE seq IN ({marks})", some)
 
     def _save(self, connection: sqlite3.Connection, rows: list[JobRow]) -> int:
         """Upsert rows by few, large statements: beside a busy interpreter each call costs a change of threads."""
@@ -413,8 +413,7 @@ class SQLiteStorage(Storage):
         small: list[int] = []
         highest = 0
         for seq, id, queue, name, state, priority, run_at, attempts, created_at, started_at, finished_at, data, result, rest in rows:
-            if seq > highest:
-                highest = seq
+            highest = max(highest, seq)
             if data is None:
                 changed += (seq, _NAME_OF[state], priority, run_at, attempts, started_at, finished_at, result, rest)
                 continue
@@ -435,7 +434,7 @@ class SQLiteStorage(Storage):
             connection.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?)", large)
         for at in range(0, len(small), _ROWS):
             some = small[at : at + _ROWS]
-            connection.execute(f"DELETE FROM payloads WHERE seq IN ({','.join('?' * len(some))})", some)  # noqa: S608
+            connection.execute(f"DELETE FROM payloads WHERE seq IN ({','.join('?' * len(some))})", some)
         return highest
 
     # ---------------------------------------------------------------- cold reads

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.harness import Broker, Wire
 
 _numbers = itertools.count()
@@ -52,3 +53,9 @@ def fresh_broker(tmp_path: Path) -> Iterator[Callable[..., Broker]]:
     yield start
     for made in started:
         made.close()
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    """Logs of hostile texts hold half characters, which cannot travel from one test process to another."""
+    report.sections = [(title, text.encode("utf-8", "backslashreplace").decode()) for title, text in report.sections]

@@ -14,7 +14,7 @@ import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgpack
 
@@ -97,7 +97,7 @@ class Broker:
         if self._process is not None and self._process.poll() is None:
             self.kill()
 
-    def __enter__(self) -> Broker:
+    def __enter__(self) -> Self:
         return self.start()
 
     def __exit__(self, *_: object) -> None:

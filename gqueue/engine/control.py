@@ -462,5 +462,5 @@ def _stall_value(key: str, value: Any) -> Any:
 
 
 def _oldest(jobs: Iterable[Job], count: int | None) -> list[Job]:
-    key = lambda job: (job.created_at, job.id)  # noqa: E731
+    key = lambda job: (job.created_at, job.id)
     return sorted(jobs, key=key) if count is None else nsmallest(count, jobs, key=key)

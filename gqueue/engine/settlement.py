@@ -122,7 +122,7 @@ class Settlement:
         for id, token in zip(ids, tokens, strict=True):
             try:
                 if id in seen:
-                    raise NotFound(f"Job not found or not in processing state: {id}")  # noqa: TRY301
+                    raise NotFound(f"Job not found or not in processing state: {id}")
                 seen.add(id)
                 found.append(self.check(id, token))
             except NotFound as error:

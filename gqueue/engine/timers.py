@@ -54,15 +54,13 @@ class Timers:
             self.at(kind, at, item)  # the clock was set back
             return
         lane.append((at, item))
-        if at < self.next:
-            self.next = at
+        self.next = min(self.next, at)
 
     def at(self, kind: Kind, at: int, item: Any) -> None:
         """Wake `kind` for `item` at an instant."""
         self._count += 1
         heappush(self._heap, (at, self._count, kind, item))
-        if at < self.next:
-            self.next = at
+        self.next = min(self.next, at)
         if self._count & 0xFFFF == 0:
             self._heap = [entry for entry in self._heap if entry[2].wanted(entry[3], entry[0])]
             heapify(self._heap)

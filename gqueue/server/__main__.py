@@ -4,8 +4,8 @@ from gevent import monkey
 
 monkey.patch_all()
 
-import os  # noqa: E402
-import sys  # noqa: E402
+import os
+import sys
 
 
 def main() -> int:

@@ -67,7 +67,7 @@ class Dispatch:
         number = 0
         try:
             if command.writes and engine.degraded is not None:
-                raise CommandError(f"Storage unavailable: {engine.degraded}")  # noqa: TRY301
+                raise CommandError(f"Storage unavailable: {engine.degraded}")
             reply = command.handler(command.request.read(fields), self)
             if reply is PARKED:
                 if engine.index.woken:

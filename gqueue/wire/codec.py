@@ -116,10 +116,10 @@ def read_command(frame: bytes) -> dict[str, Any]:
         reader.containers = 0
         reader.unpacker.feed(frame)
         if not frame or frame[0] not in _MAPS:
-            raise ValueError("no map")  # noqa: TRY301 - the one place that tells the two texts apart is below
+            raise ValueError("no map")
         fields = _read_map(reader, frame, top=True)
         if reader.tell() - reader.start != len(frame):
-            raise ValueError("trailing bytes")  # noqa: TRY301
+            raise ValueError("trailing bytes")
     except _ERRORS:
         _reader = _Reader()
         raise BadRequest(_refusal(frame)) from None

@@ -170,6 +170,7 @@ def test_a_handler_that_exits_fails_only_its_job(q: Queue, work: Callable[..., W
         (ValueError(), "ValueError"),
         (Retry(delay="soon"), "'soon' is not a duration"),
     ],
+    ids=["not text", "very long", "empty", "bad delay"],
 )
 def test_whatever_a_handler_raises_reaches_the_broker(q: Queue, work: Callable[..., Worker], error: Exception, words: str) -> None:
     def fail(job: Job[Any]) -> None:

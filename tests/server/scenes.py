@@ -7,9 +7,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-import gqueue.commands  # noqa: F401 - fills the table of commands
 import msgpack
 import pytest
+
+import gqueue.commands  # noqa: F401 - fills the table of commands
 from gqueue.commands.registry import COMMANDS
 
 #: Every state a job can be asked about. "leased" is active with a lease, "active" is active without one.

@@ -7,6 +7,7 @@ import time
 from typing import Any
 
 import pytest
+
 from tests.server.scenes import HOUR, NO_OP, e1, frame, framed, lease, needs, place, swept, t2, until
 
 IN_FLIGHT = 50  # commands of one connection that may be running (core 1.6)

@@ -14,6 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any
 
 import pytest
+
 from tests.server.scenes import HOUR, e1, heard, lease, needs, settled
 
 

@@ -15,6 +15,7 @@ from typing import Any
 
 import msgpack
 import pytest
+
 from tests.server.scenes import frame, framed
 
 #: Commands that a mutation starts from: every kind of field, every reader of a queue.

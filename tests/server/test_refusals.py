@@ -12,6 +12,7 @@ from typing import Any
 
 import msgpack
 import pytest
+
 from tests.server.scenes import HOUR, NOBODY, Placed, framed, lease, needs, offered, picture, place, until
 
 NAN, INF = math.nan, math.inf

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+
 from tests.server.scenes import HOUR, NO_OP, NOBODY, STATES, Placed, e1, heard, lease, place, shown, t1, t2, until
 
 NF = "Job not found"

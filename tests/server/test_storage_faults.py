@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
 from tests.server.scenes import HOUR, lease, settled, until
 
 REFUSED = "Storage unavailable"
