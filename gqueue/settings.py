@@ -30,6 +30,12 @@ def _whole(name: str, text: str) -> int:
     return int(text)
 
 
+def _bytes(name: str, text: str) -> int:
+    if not text.isdigit():
+        raise BadSetting(f'Invalid {name}: "{text}" (expected a whole number of bytes >= 0)')
+    return int(text)
+
+
 def _port(name: str, text: str) -> int:
     if not text.lstrip("-").isdigit() or not -1 <= int(text) <= 65_535:
         raise BadSetting(f'Invalid {name}: "{text}" (expected a port, 0 to 65535)')
@@ -112,7 +118,7 @@ SETTINGS: tuple[Setting, ...] = (
     _setting("rate_limit", "--rate-limit", "RATE_LIMIT_MAX_REQUESTS RATE_LIMIT_MAX_REQUESTS", "limits.requests", _whole, 100_000, "Requests of one connection in a window; 0 = no limit."),
     _setting("rate_window", "--rate-window", "RATE_LIMIT_WINDOW_MS RATE_LIMIT_WINDOW_MS", "limits.window", _duration, 1000, "The window of --rate-limit.", "ms"),
     _setting("idle_timeout", "--tcp-idle-timeout", "TCP_IDLE_TIMEOUT_MS TCP_IDLE_TIMEOUT_MS", "timeouts.idle", _duration, 60_000, "Reset a connection that leaves a frame unfinished for so long; 0 = never.", "ms"),
-    _setting("max_write_queue", "--max-write-queue", "TCP_MAX_WRITE_QUEUE_BYTES TCP_MAX_WRITE_QUEUE_BYTES", "limits.write_queue", _whole, 67_108_864, "Close a connection with more unsent bytes; 0 = never.", "bytes"),
+    _setting("max_write_queue", "--max-write-queue", "TCP_MAX_WRITE_QUEUE_BYTES TCP_MAX_WRITE_QUEUE_BYTES", "limits.write_queue", _bytes, 67_108_864, "Close a connection with more unsent bytes; 0 = never.", "bytes"),
     _setting("stall_check", "--stall-check", "STALL_CHECK_MS STALL_CHECK_MS", "timeouts.stall_check", _duration, 5000, "How often silent jobs are looked for.", "ms"),
     _setting("cleanup_interval", "--cleanup-interval", "CLEANUP_INTERVAL_MS CLEANUP_INTERVAL_MS", "timeouts.cleanup", _duration, 10_000, "How often old jobs and empty queues are removed.", "ms"),
     _setting("max_job_releases", "--max-job-releases", "MAX_JOB_RELEASES MAX_JOB_RELEASES", "limits.job_releases", _whole, 10, "Closed connections in a row that a job survives; 0 = any number."),

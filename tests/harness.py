@@ -250,6 +250,12 @@ class Wire:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
+    def __enter__(self) -> Wire:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
     # ---------------------------------------------------------------- shorthands
 
     def push(self, queue: str, data: Any = None, **options: Any) -> str:

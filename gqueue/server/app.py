@@ -60,12 +60,15 @@ class Server:
         self._timer: Any = None
         self._timer_at = 1 << 62
         self._retry = _RETRY_FIRST
+        self._context = self._tls()
+        self._tokens_now = self._tokens()
         self._storage = open_storage(
             settings.storage,
             durability=settings.durability,
             wait_for_lock=settings.wait_for_lock,
             allow_network_fs=settings.allow_network_fs,
         )
+        self.kind = self._storage.kind
         self.host = ThreadHost(self._storage)
 
     # ---------------------------------------------------------------- start
@@ -104,10 +107,9 @@ class Server:
             keeps=storage.durable,
         )
         recover(self.engine, snapshot, self.clock.now())
-        self.dispatch = Dispatch(self.engine, self.clock.now, self._tokens(), __version__)
+        self.dispatch = Dispatch(self.engine, self.clock.now, self._tokens_now, __version__)
         if snapshot.quarantined:
             log.error("unreadable jobs moved aside: %s", ", ".join(snapshot.quarantined[:20]))
-        log.info("storage %s, durability %s, %d jobs", storage.kind, settings.durability, len(self.engine.index))
 
     def _tokens(self) -> frozenset[bytes]:
         tokens = [token.encode() for token in self.settings.auth_tokens]
@@ -140,7 +142,7 @@ class Server:
 
     def listen(self) -> list[StreamServer]:
         """Bind. Raises StartError."""
-        context = self._tls()
+        context = self._context
         address = (self.settings.host, self.settings.port)
         options: dict[str, Any] = {} if context is None else {"ssl_context": context}
         tcp = _Listener(address, self._serve, backlog=1024, **options)
@@ -349,6 +351,8 @@ def run(settings: Settings) -> int:
     gevent.signal_handler(signal.SIGTERM, on_signal)
     gevent.signal_handler(signal.SIGINT, on_signal)
     gevent.spawn(server.watch_frames)
+    jobs = len(server.engine.index)
+    log.info("gqueue %s, storage %s, durability %s, %d jobs", __version__, server.kind, settings.durability, jobs)
     print(f"listening {settings.host}:{listeners[0].server_port}", flush=True)
     server.stopping.wait()
     for listener in listeners:
