@@ -30,8 +30,8 @@ class Broker:
         urls = {"memory": "memory://", "sqlite": f"sqlite:///{folder}/gqueue.db"}
         self.storage = urls.get(storage, storage)
         self.args = list(args)
-        self.env = {name: value for name, value in os.environ.items() if not name.startswith(_STOLEN)} | dict(env or {})
-        self.env["PYTHONPATH"] = str(Path(__file__).parent.parent)
+        self.env = {name: value for name, value in os.environ.items() if not name.startswith(_STOLEN)}
+        self.env |= {"PYTHONPATH": str(Path(__file__).parent.parent)} | dict(env or {})
         self.host = "127.0.0.1"
         self.port = 0
         self.pid = 0
@@ -71,6 +71,11 @@ class Broker:
         assert self._process is not None
         self._process.send_signal(signal.SIGKILL)
         self._process.wait(10)
+
+    def wait(self, timeout: float = 40) -> int:
+        """Until it ends by itself; the exit code."""
+        assert self._process is not None
+        return self._process.wait(timeout)
 
     def terminate(self, timeout: float = 40) -> int:
         """SIGTERM; the exit code."""

@@ -227,6 +227,7 @@ class Control:
         history.note(job, "waiting", now)
         index.enter(job, now)
         self.engine.journal.save(job)
+        self.engine.upkeep.watch_ttl(job, now)
         self.engine.events.publish("waiting", job.queue, job.id, now, prev=prev)
 
     def park(self, id: str, token: str | None, now: int) -> None:
