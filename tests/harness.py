@@ -118,14 +118,16 @@ def _end(process: subprocess.Popen[str]) -> None:
 class Pending:
     """A command that was sent; its reply can be asked for once."""
 
-    def __init__(self, wire: Wire, req_id: str) -> None:
+    def __init__(self, wire: Wire, req_id: str, *, own: bool) -> None:
         self.wire = wire
         self.req_id = req_id
+        self.own = own
 
     def result(self, timeout: float = 10) -> dict[str, Any]:
-        """The reply without its reqId. Raises TimeoutError."""
+        """The reply; with its reqId only if the command had one of its own. Raises TimeoutError."""
         reply = self.wire._await(lambda: self.wire._replies.pop(self.req_id, None), timeout)
-        reply.pop("reqId", None)
+        if not self.own:
+            del reply["reqId"]
         return reply
 
 
@@ -137,6 +139,7 @@ class Wire:
         self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._count = 0
         self._buffer = b""
+        self._awaited: set[Any] = set()
         self._replies: dict[Any, dict[str, Any]] = {}
         self._events: deque[dict[str, Any]] = deque()
         self._loose: deque[Any] = deque()
@@ -153,12 +156,21 @@ class Wire:
         self.sock.settimeout(30)
         self.sock.sendall(data)
 
+    def begin(self, commands: Sequence[Mapping[str, Any]]) -> list[Pending]:
+        """All in one write, without waiting. A command keeps a reqId of its own."""
+        frames, pending = [], []
+        for command in commands:
+            req_id = command.get("reqId") or self._next_id()
+            self._awaited.add(req_id)
+            payload = msgpack.packb({**command, "reqId": req_id})
+            frames.append(struct.pack(">I", len(payload)) + payload)
+            pending.append(Pending(self, req_id, own="reqId" in command))
+        self.raw(b"".join(frames))
+        return pending
+
     def start(self, cmd: str, **fields: Any) -> Pending:
         """Send a command without waiting."""
-        req_id = self._next_id()
-        payload = msgpack.packb({"cmd": cmd, **fields, "reqId": req_id})
-        self.raw(struct.pack(">I", len(payload)) + payload)
-        return Pending(self, req_id)
+        return self.begin([{"cmd": cmd, **fields}])[0]
 
     def send(self, cmd: str, **fields: Any) -> dict[str, Any]:
         """Send a command; its reply without the reqId."""
@@ -166,14 +178,7 @@ class Wire:
 
     def pipeline(self, commands: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """All in one write; the replies in order."""
-        frames, waiting = [], []
-        for command in commands:
-            req_id = self._next_id()
-            payload = msgpack.packb({**command, "reqId": req_id})
-            frames.append(struct.pack(">I", len(payload)) + payload)
-            waiting.append(Pending(self, req_id))
-        self.raw(b"".join(frames))
-        return [pending.result(30) for pending in waiting]
+        return [pending.result(30) for pending in self.begin(commands)]
 
     # ---------------------------------------------------------------- in
 
@@ -212,7 +217,8 @@ class Wire:
     def _sort(self, value: Any) -> None:
         if isinstance(value, dict) and value.get("type") == "event":
             self._events.append(value["event"])
-        elif isinstance(value, dict) and isinstance(value.get("reqId"), str) and value["reqId"].startswith("wire-"):
+        elif isinstance(value, dict) and isinstance(value.get("reqId"), str) and value["reqId"] in self._awaited:
+            self._awaited.discard(value["reqId"])
             self._replies[value["reqId"]] = value
         else:
             self._loose.append(value)
@@ -255,7 +261,7 @@ class Wire:
         self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         self.sock.close()
 
-    def __enter__(self) -> Wire:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
