@@ -123,7 +123,9 @@ def connection(*without: str) -> Callable[[Callable[..., Any]], Callable[..., An
         for name, (spellings, extra) in reversed(_CONNECTION.items()):
             left = [spelling for spelling in spellings if spelling not in without]
             if left:
-                fn = click.option(*left, f"connection_{name}", expose_value=False, default=None, callback=_remember, **extra)(fn)
+                fn = click.option(
+                    *left, f"connection_{name}", expose_value=False, default=None, callback=_remember, **extra
+                )(fn)
         return fn
 
     return decorate
@@ -359,7 +361,9 @@ def _push_bulk(client: Client, settings: Settings, queue: str, name: str, file: 
     """Push the lines of a file, each portion stored at once or not at all."""
     if "jobId" in fields:
         raise click.UsageError("--job-id names one job; it does not go with --bulk")
-    members = [{"name": name, "data": _line(line, place), **fields} for place, line in enumerate(file, 1) if line.strip()]
+    members = [
+        {"name": name, "data": _line(line, place), **fields} for place, line in enumerate(file, 1) if line.strip()
+    ]
     ids: list[str] = []
     visible = settings.form == "table" and not settings.quiet and sys.stderr.isatty()
     with click.progressbar(length=len(members), file=sys.stderr, hidden=not visible) as bar:
@@ -463,7 +467,9 @@ def ack(client: Client, settings: Settings, ids: tuple[str, ...], result: str | 
 @click.option("-e", "--error", help="What went wrong.")
 @click.option("--lock", metavar="TOKEN", help="Token of the lease.")
 @click.option("--unrecoverable", is_flag=True, default=None, help="No further attempt.")
-def fail(client: Client, settings: Settings, id: str, error: str | None, lock: str | None, unrecoverable: bool | None) -> None:
+def fail(
+    client: Client, settings: Settings, id: str, error: str | None, lock: str | None, unrecoverable: bool | None
+) -> None:
     """Fail a job; it is retried while it has attempts left."""
     show(settings, client.fail(id, error, None, unrecoverable, lock), "OK", [id])
 
@@ -560,7 +566,9 @@ def version(ctx: click.Context) -> None:
     show(settings_of(ctx), {"version": __version__}, f"gqueue {__version__}")
 
 
-@cli.command("start", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False)
+@cli.command(
+    "start", context_settings={"ignore_unknown_options": True, "allow_extra_args": True}, add_help_option=False
+)
 @click.pass_context
 def start(ctx: click.Context) -> None:
     """Run the broker; its options are those of gqueue-server."""
@@ -605,7 +613,9 @@ def demo(jobs: int, workers: int, storage: str | None, keep: bool) -> None:
 @click.option("--burst", is_flag=True, help="End when the queues are empty.")
 @click.option("--max-jobs", type=click.IntRange(min=1), metavar="N", help="End after N jobs.")
 @click.option("--imports", multiple=True, metavar="PATTERN", help="Modules whose functions `enqueue` may name.")
-@click.option("--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True)
+@click.option(
+    "--log-level", type=click.Choice(["debug", "info", "warning", "error"]), default="info", show_default=True
+)
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
 @click.pass_context
 def worker_run(
@@ -634,7 +644,9 @@ def worker_run(
     settings = settings_of(ctx)
     sys.path.insert(0, "")
     queues: list[Queue] = [found for target in targets for found in _queues(target, Queue)]
-    chosen = any(value is not None for value in (settings.url, settings.host, settings.port, settings.token, settings.tls))
+    chosen = any(
+        value is not None for value in (settings.url, settings.host, settings.port, settings.token, settings.tls)
+    )
     client = settings.client() if chosen or settings.token_file or settings.tls_ca else queues[0].client
     for queue in queues:
         if not settings.quiet:
@@ -665,7 +677,9 @@ def _queues(target: str, kind: type[Any]) -> list[Any]:
     if attribute:
         found = getattr(module, attribute, None)
         if not isinstance(found, kind):
-            raise click.UsageError(f"{target} is no Queue" if found is not None else f"{module_name} has no {attribute!r}")
+            raise click.UsageError(
+                f"{target} is no Queue" if found is not None else f"{module_name} has no {attribute!r}"
+            )
         return [found]
     queues = [value for value in vars(module).values() if isinstance(value, kind)]
     if not queues:
@@ -680,7 +694,8 @@ def _log_to_stderr(level: str, form: str) -> None:
     class JsonLines(logging.Formatter):
         def format(self, record: logging.LogRecord) -> str:
             line = {
-                "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created)) + f".{record.msecs:03.0f}Z",
+                "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+                + f".{record.msecs:03.0f}Z",
                 "level": record.levelname.lower(),
                 "component": record.name,
                 "message": record.getMessage(),
@@ -690,7 +705,9 @@ def _log_to_stderr(level: str, form: str) -> None:
             return json.dumps(line, ensure_ascii=False)
 
     handler = logging.StreamHandler()
-    handler.setFormatter(JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s"))
+    handler.setFormatter(
+        JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
+    )
     logging.basicConfig(level=level.upper(), handlers=[handler])
 
 

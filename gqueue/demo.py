@@ -103,7 +103,9 @@ class Broker:
         self.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
 
@@ -169,7 +171,9 @@ def run(*, jobs: int, workers: int, storage: str | None, keep: bool) -> None:
 def _push(demo: Queue, jobs: int) -> list[Job[Any]]:
     members = ({"name": "square", "data": {"number": number}} for number in range(jobs))
     with click.progressbar(length=jobs, label="push    ", file=sys.stdout) as bar:
-        return demo.add_bulk(members, batch=max(1, min(500, jobs // 20)), progress=lambda done: bar.update(done - bar.pos))
+        return demo.add_bulk(
+            members, batch=max(1, min(500, jobs // 20)), progress=lambda done: bar.update(done - bar.pos)
+        )
 
 
 def _wait(demo: Queue, runs: Runs, jobs: int) -> None:

@@ -160,7 +160,10 @@ class Settings:
 
 
 def _read_flags(argv: Sequence[str]) -> dict[str, str]:
-    known = {flag: setting.name for setting in SETTINGS for flag in setting.flags} | {"--config": "config", "-c": "config"}
+    known = {flag: setting.name for setting in SETTINGS for flag in setting.flags} | {
+        "--config": "config",
+        "-c": "config",
+    }
     found: dict[str, str] = {}
     words = list(argv)
     while words:

@@ -90,7 +90,9 @@ class Snapshot:
     completed: dict[str, int]  # queue -> how many completed jobs the store holds, loaded or not
     rows: Iterator[JobRow]  # live and failed jobs by seq, then the newest completed ones, oldest completion first
     logs: Iterator[tuple[int, int, bytes]]  # of those jobs; read it after `rows` is exhausted
-    quarantined: list[str] = field(default_factory=list)  # ids of rows that could not be read; grows while `rows` is read
+    quarantined: list[str] = field(
+        default_factory=list
+    )  # ids of rows that could not be read; grows while `rows` is read
 
 
 class Storage(ABC):
@@ -183,7 +185,11 @@ def job_row(job: Job, *, data: bool) -> JobRow:
     """The row of a job as it is now. Without `data` the stored payload stays as it is."""
     rest: dict[str, Any] = {}
     if job.options is not DEFAULT_OPTIONS:
-        changed = {name: value for name, default in _OPTION_DEFAULTS.items() if (value := getattr(job.options, name)) != default}
+        changed = {
+            name: value
+            for name, default in _OPTION_DEFAULTS.items()
+            if (value := getattr(job.options, name)) != default
+        }
         if changed:
             rest["options"] = changed
     if job.delivery:
@@ -227,7 +233,17 @@ def job_of(row: JobRow, options: dict[JobOptions, JobOptions]) -> Job:
                 values[name] = kind(values[name])
         made = JobOptions(**values)
         shared = options.setdefault(made, made)
-    job = Job(row.seq, row.id, row.queue, row.name, Packed(row.data or b"\xc0"), shared, row.priority, row.created_at, row.run_at)
+    job = Job(
+        row.seq,
+        row.id,
+        row.queue,
+        row.name,
+        Packed(row.data or b"\xc0"),
+        shared,
+        row.priority,
+        row.created_at,
+        row.run_at,
+    )
     if job.run_at == job.created_at:
         job.run_at = job.created_at  # one int object for both: a million queued jobs notice
     job.state = State(row.state)

@@ -33,7 +33,9 @@ class MemoryStorage(Storage):
 
     def load(self, completed: int) -> Snapshot:
         rows = sorted(self.rows.values())
-        done = sorted((row for row in rows if row.state == State.COMPLETED), key=lambda row: (row.finished_at or 0, row.seq))
+        done = sorted(
+            (row for row in rows if row.state == State.COMPLETED), key=lambda row: (row.finished_at or 0, row.seq)
+        )
         loaded = [row for row in rows if row.state != State.COMPLETED] + (done[-completed:] if completed else [])
         counts: dict[str, int] = {}
         for row in done:

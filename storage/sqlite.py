@@ -33,7 +33,9 @@ _STATE_OF = {name: int(state) for state, name in STATE_NAMES.items()}
 _NAME_OF = {int(state): name for state, name in STATE_NAMES.items()}
 _NETWORK = re.compile(r"nfs\d?|cifs|smb\w*|9p|virtiofs|fuse\..*")
 
-_COLUMNS = "seq, id, queue, name, state, priority, run_at, attempts, created_at, started_at, finished_at, data, result, rest"
+_COLUMNS = (
+    "seq, id, queue, name, state, priority, run_at, attempts, created_at, started_at, finished_at, data, result, rest"
+)
 _INSERT = (
     f"INSERT INTO jobs ({_COLUMNS}) VALUES {{rows}} ON CONFLICT (seq) DO UPDATE SET id = excluded.id, queue = excluded.queue, "
     "name = excluded.name, state = excluded.state, priority = excluded.priority, run_at = excluded.run_at, "
@@ -282,7 +284,11 @@ class SQLiteStorage(Storage):
             meta = dict(connection.execute("SELECT key, value FROM meta").fetchall())
             queues = dict(connection.execute("SELECT name, settings FROM queues").fetchall())
             proofs = dict(connection.execute("SELECT id, proof FROM proofs").fetchall())
-            counts = dict(connection.execute("SELECT queue, count(*) FROM jobs WHERE state = 'completed' GROUP BY queue").fetchall())
+            counts = dict(
+                connection.execute(
+                    "SELECT queue, count(*) FROM jobs WHERE state = 'completed' GROUP BY queue"
+                ).fetchall()
+            )
         for key in ("batch", "seq"):
             meta.pop(key, None)
         snapshot = Snapshot(self._number, self._seq, meta, queues, proofs, counts, iter(()), iter(()))
@@ -316,7 +322,8 @@ class SQLiteStorage(Storage):
             for seq, id, reason in bad:
                 raw = connection.execute("SELECT hex(rest) FROM jobs WHERE seq = ?", (seq,)).fetchone()
                 connection.execute(
-                    "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?)", (seq, str(id), reason, str(raw[0]) if raw else None)
+                    "INSERT OR REPLACE INTO quarantine VALUES (?, ?, ?, ?)",
+                    (seq, str(id), reason, str(raw[0]) if raw else None),
                 )
                 connection.execute("DELETE FROM jobs WHERE seq = ?", (seq,))
 
@@ -412,7 +419,22 @@ class SQLiteStorage(Storage):
         large: list[tuple[int, bytes]] = []
         small: list[int] = []
         highest = 0
-        for seq, id, queue, name, state, priority, run_at, attempts, created_at, started_at, finished_at, data, result, rest in rows:
+        for (
+            seq,
+            id,
+            queue,
+            name,
+            state,
+            priority,
+            run_at,
+            attempts,
+            created_at,
+            started_at,
+            finished_at,
+            data,
+            result,
+            rest,
+        ) in rows:
             highest = max(highest, seq)
             if data is None:
                 changed += (seq, _NAME_OF[state], priority, run_at, attempts, started_at, finished_at, result, rest)
@@ -452,7 +474,9 @@ class SQLiteStorage(Storage):
             return [_row(row) for row in self._reader().execute(statement, values).fetchall()]
 
     def find(self, id: str) -> JobRow | None:
-        rows = self._read(f"{_SELECT} WHERE id = ? AND state IN ('completed', 'failed') ORDER BY seq DESC LIMIT 1", (id,))
+        rows = self._read(
+            f"{_SELECT} WHERE id = ? AND state IN ('completed', 'failed') ORDER BY seq DESC LIMIT 1", (id,)
+        )
         return rows[0] if rows else None
 
     def page(self, queue: str, state: State, *, limit: int, asc: bool) -> list[JobRow]:

@@ -25,7 +25,11 @@ class Broker:
     """One broker. `storage` is "memory", "sqlite" (a file in `folder`) or a URL."""
 
     def __init__(
-        self, storage: str = "memory", folder: Path | None = None, args: Sequence[str] = (), env: Mapping[str, str] | None = None
+        self,
+        storage: str = "memory",
+        folder: Path | None = None,
+        args: Sequence[str] = (),
+        env: Mapping[str, str] | None = None,
     ) -> None:
         urls = {"memory": "memory://", "sqlite": f"sqlite:///{folder}/gqueue.db"}
         self.storage = urls.get(storage, storage)
@@ -45,7 +49,17 @@ class Broker:
 
     def start(self) -> Broker:
         """Returns when the port answers."""
-        command = [sys.executable, "-m", "gqueue.server", "--host", self.host, "--port", str(self.port), "--storage", self.storage]
+        command = [
+            sys.executable,
+            "-m",
+            "gqueue.server",
+            "--host",
+            self.host,
+            "--port",
+            str(self.port),
+            "--storage",
+            self.storage,
+        ]
         process = subprocess.Popen(
             [*command, *self.args], env=self.env, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE
         )

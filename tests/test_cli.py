@@ -79,7 +79,13 @@ def test_a_job_goes_from_push_to_its_result(gqueue: Run, q: Queue) -> None:
     assert gqueue("job", "state", id) == Ran(0, "State: prioritized\n", "")
     pulled = gqueue("pull", q.name)
     assert pulled.code == 0
-    for line in (f"ID:        {id}", "Name:      mail", "State:     active", "Attempts:  0 of 5", 'Data:      {"to": "a@b"}'):
+    for line in (
+        f"ID:        {id}",
+        "Name:      mail",
+        "State:     active",
+        "Attempts:  0 of 5",
+        'Data:      {"to": "a@b"}',
+    ):
         assert line in pulled.out.splitlines()
     assert gqueue("ack", id, "-r", '{"sent": true}') == Ran(0, "OK\n", "")
     assert gqueue("job", "result", id) == Ran(0, 'Result: {"sent": true}\n', "")
@@ -100,7 +106,9 @@ def test_options_of_a_push_reach_the_job(gqueue: Run, q: Queue) -> None:
     assert {name: found[name] for name in wanted} == wanted
 
 
-def test_data_comes_from_a_file_or_standard_input(gqueue: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_data_comes_from_a_file_or_standard_input(
+    gqueue: Run, q: Queue, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     import io
 
     (tmp_path / "data.json").write_text('{"from": "file"}')
@@ -216,7 +224,9 @@ def test_connection_options_work_before_and_after_the_verb(bare: Run, broker: An
         ("push", "bad queue", "1"),
     ],
 )
-def test_with_json_there_is_one_json_value_on_standard_output_and_nothing_else(gqueue: Run, q: Queue, args: tuple[str, ...]) -> None:
+def test_with_json_there_is_one_json_value_on_standard_output_and_nothing_else(
+    gqueue: Run, q: Queue, args: tuple[str, ...]
+) -> None:
     ran = gqueue(*(q.name if arg == "QUEUE" else arg for arg in args), "--json")
     assert isinstance(ran.json, dict)
     assert ran.err == ""
@@ -311,7 +321,9 @@ def test_the_program_starts_without_the_server_or_any_store() -> None:
         heavy = ("gevent", "redis", "sqlite_utils", "tabulate", "ssl", "gqueue.server", "gqueue.engine", "gqueue.storage")
         print([name for name in heavy if name in sys.modules])
     """
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program)], capture_output=True, text=True, timeout=30, check=True
+    )
     assert done.stdout == "[]\n"
 
 

@@ -101,7 +101,9 @@ def test_a_job_that_ran_twice_makes_it_fail(broker: Any, queue: str) -> None:
             runs.times[job.id] += 1
         demo_module._verify(q, jobs, runs)
         runs.times[jobs[1].id] += 1
-        with pytest.raises(DemoFailed, match=f"1 jobs are not as they must be, the first: {jobs[1].id} is completed, ran 2"):
+        with pytest.raises(
+            DemoFailed, match=f"1 jobs are not as they must be, the first: {jobs[1].id} is completed, ran 2"
+        ):
             demo_module._verify(q, jobs, runs)
         runs.times[jobs[1].id] = 1
         lost = q.add("square", {"number": 9})

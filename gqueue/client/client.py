@@ -126,7 +126,9 @@ class Commands(ABC, Generic[Answer]):
         group: Mapping[str, Any] | None = None,
     ) -> Answer:
         """Take the next job, waiting up to `timeout` ms: `job`, and `token` with an owner."""
-        return self.call("PULL", queue=queue, timeout=timeout, owner=owner, lockTtl=lock_ttl, detach=detach, group=group)
+        return self.call(
+            "PULL", queue=queue, timeout=timeout, owner=owner, lockTtl=lock_ttl, detach=detach, group=group
+        )
 
     def pullb(
         self,
@@ -151,7 +153,9 @@ class Commands(ABC, Generic[Answer]):
             detach=detach,
         )
 
-    def ack(self, id: str, result: Any = _NOT_GIVEN, token: str | None = None, *, remove_on_complete: bool | None = None) -> Answer:
+    def ack(
+        self, id: str, result: Any = _NOT_GIVEN, token: str | None = None, *, remove_on_complete: bool | None = None
+    ) -> Answer:
         """Complete an active job."""
         return self.call("ACK", id=id, result=result, token=token, removeOnComplete=remove_on_complete)
 
@@ -298,7 +302,9 @@ class Commands(ABC, Generic[Answer]):
         """`queues`: their names."""
         return self.call("ListQueues")
 
-    def retry_completed(self, queue: str, id: str | None = None, count: int | None = None, timestamp: int | None = None) -> Answer:
+    def retry_completed(
+        self, queue: str, id: str | None = None, count: int | None = None, timestamp: int | None = None
+    ) -> Answer:
         """Put completed jobs back to waiting: `count`."""
         return self.call("RetryCompleted", queue=queue, id=id, count=count, timestamp=timestamp)
 
@@ -312,7 +318,9 @@ class Commands(ABC, Generic[Answer]):
         """What the broker is and can do."""
         return self.call("Hello", protocolVersion=protocol_version, capabilities=capabilities)
 
-    def heartbeat(self, id: str, active_jobs: int | None = None, processed: int | None = None, failed: int | None = None) -> Answer:
+    def heartbeat(
+        self, id: str, active_jobs: int | None = None, processed: int | None = None, failed: int | None = None
+    ) -> Answer:
         """Keep a worker's registration fresh. The counts are totals."""
         return self.call("Heartbeat", id=id, activeJobs=active_jobs, processed=processed, failed=failed)
 
@@ -513,7 +521,9 @@ class Client(Commands[dict[str, Any]]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def call(self, cmd: str, /, **fields: Any) -> dict[str, Any]:
@@ -608,7 +618,9 @@ class Pipeline(Commands[None]):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if kind is None:
             self.send()
 

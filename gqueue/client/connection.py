@@ -293,7 +293,9 @@ class Connection:
                 replies = line.receive(min(left, PING_AFTER))
                 if replies is None and left > PING_AFTER:
                     if silent == 2:
-                        raise ConnectionClosedError(f"the broker at {self.target} has been silent for {3 * PING_AFTER:g} s")
+                        raise ConnectionClosedError(
+                            f"the broker at {self.target} has been silent for {3 * PING_AFTER:g} s"
+                        )
                     silent += 1
                     line.send(_PING, deadline)
                     continue

@@ -108,7 +108,9 @@ class Line:
             if sock is not None:
                 sock.close()
             if isinstance(exc, TimeoutError):
-                raise ConnectionClosedError(f"cannot reach the broker at {target}: no answer within {timeout:g} s") from None
+                raise ConnectionClosedError(
+                    f"cannot reach the broker at {target}: no answer within {timeout:g} s"
+                ) from None
             if isinstance(exc, OSError):
                 raise ConnectionClosedError(f"cannot reach the broker at {target}: {_reason(exc)}") from None
             raise
@@ -178,7 +180,9 @@ class Line:
                 chunk = self._opened(self._tls, chunk)
             return [codec.unpack(payload) for payload in self._frames.feed(chunk)]
         except FrameTooLarge:
-            raise ConnectionClosedError(f"{self.target} does not speak this protocol; is it another port, or TLS?") from None
+            raise ConnectionClosedError(
+                f"{self.target} does not speak this protocol; is it another port, or TLS?"
+            ) from None
         except OSError as exc:  # of the TLS layer
             raise ConnectionClosedError(f"the connection to {self.target} was lost: {_reason(exc)}") from None
         except ValueError as exc:
@@ -221,7 +225,9 @@ class Line:
                 raise TimeoutError
             chunk = self._sock.recv(_CHUNK)
             if not chunk:
-                raise ConnectionClosedError(f"{self.target} closed the connection during the TLS handshake; is TLS on there?")
+                raise ConnectionClosedError(
+                    f"{self.target} closed the connection during the TLS handshake; is TLS on there?"
+                )
             tls.incoming.write(chunk)
         self._write(tls.outgoing.read(), deadline)
 

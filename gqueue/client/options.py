@@ -150,5 +150,6 @@ _SPECIAL: dict[str, _Translate] = {
     "timestamp": lambda value: {"timestamp": instant(value)},
 }
 _OPTIONS: dict[str, _Translate] = {
-    name: _SPECIAL.get(name) or (_ms(camel(name)) if name in _DURATIONS else _as(camel(name))) for name in JobOptions.__annotations__
+    name: _SPECIAL.get(name) or (_ms(camel(name)) if name in _DURATIONS else _as(camel(name)))
+    for name in JobOptions.__annotations__
 }

@@ -57,7 +57,9 @@ class Queue:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -184,7 +186,9 @@ class Queue:
             return fn.delay(*args, **kwargs)
         qualname = getattr(fn, "__qualname__", "")
         if "." in qualname or not qualname or fn.__module__ == "__main__":
-            raise TypeError(f"{fn!r} cannot be found by a worker: only functions at the top of an importable module can")
+            raise TypeError(
+                f"{fn!r} cannot be found by a worker: only functions at the top of an importable module can"
+            )
         arguments = Arguments(fn)
         return self.push(f"{fn.__module__}:{qualname}", arguments.bound(args, kwargs), {}, arguments.result)
 

@@ -77,7 +77,9 @@ def _parse(url: str) -> Target:
             raise ValueError(f"{url!r} names no socket; write unix:///path/to/socket")
         return Target(path=path, token=parse_qs(parts.query).get("token", [None])[0])
     if parts.scheme not in ("gqueue", "gqueue+tls", "bunqueue", "bunqueue+tls"):
-        raise ValueError(f"unknown scheme {parts.scheme!r}; a broker's URL is gqueue://host, gqueue+tls://host or unix:///path")
+        raise ValueError(
+            f"unknown scheme {parts.scheme!r}; a broker's URL is gqueue://host, gqueue+tls://host or unix:///path"
+        )
     if not parts.hostname:
         raise ValueError(f"{_without_token(url)!r} names no host; write gqueue://host[:port]")
     if parts.path.strip("/") or parts.query:
@@ -88,7 +90,9 @@ def _parse(url: str) -> Target:
         raise ValueError(f"{_without_token(url)!r} has no valid port") from None
     # a token may be written as user or as password: redis users expect the second
     token = unquote(parts.password or parts.username or "") or None
-    return Target(host=parts.hostname, port=_port(PORT if port is None else port), token=token, tls=parts.scheme.endswith("+tls"))
+    return Target(
+        host=parts.hostname, port=_port(PORT if port is None else port), token=token, tls=parts.scheme.endswith("+tls")
+    )
 
 
 def _without_token(url: str) -> str:

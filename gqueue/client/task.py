@@ -46,14 +46,18 @@ class Task(Generic[P, R]):
 
     def delay(self, *args: P.args, **kwargs: P.kwargs) -> Job[R]:
         """Push a job that calls the function. Raises TypeError at once for arguments that do not fit it."""
-        return self.queue.push(self.name, self._arguments.bound(args, kwargs), self._wire_options, self._arguments.result)
+        return self.queue.push(
+            self.name, self._arguments.bound(args, kwargs), self._wire_options, self._arguments.result
+        )
 
     def map(self, arguments: Iterable[Iterable[Any] | Mapping[str, Any]]) -> list[Job[R]]:
         """Push many at once, one for each tuple of positional or mapping of named arguments; all are checked first."""
         members = [
             {
                 "name": self.name,
-                "data": self._arguments.bound((), item) if isinstance(item, Mapping) else self._arguments.bound(item, {}),
+                "data": self._arguments.bound((), item)
+                if isinstance(item, Mapping)
+                else self._arguments.bound(item, {}),
                 **self._wire_options,
             }
             for item in arguments
@@ -83,7 +87,9 @@ class Arguments:
             parameters = parameters[1:]
         for parameter in parameters:
             if parameter.kind in (_KINDS.POSITIONAL_ONLY, _KINDS.VAR_POSITIONAL):
-                raise TypeError(f"{fn.__qualname__}: {parameter} cannot be sent by name, as positional-only parameters and *args")
+                raise TypeError(
+                    f"{fn.__qualname__}: {parameter} cannot be sent by name, as positional-only parameters and *args"
+                )
         self._signature = signature.replace(parameters=parameters)
         self._rest = next((p.name for p in parameters if p.kind is _KINDS.VAR_KEYWORD), None)
         self._revivers: dict[str, Reviver] | None = None
@@ -102,7 +108,9 @@ class Arguments:
         if data is None:
             data = {}
         if not isinstance(data, dict):
-            raise TypeError(f"{self._fn.__qualname__} takes a map of arguments, the data of the job is {type(data).__name__}")
+            raise TypeError(
+                f"{self._fn.__qualname__} takes a map of arguments, the data of the job is {type(data).__name__}"
+            )
         revivers = self._revivers
         if revivers is None:
             revivers = self._resolve()

@@ -30,9 +30,13 @@ class Tls:
         except ssl.SSLWantReadError:
             return False
         except ssl.SSLCertVerificationError as exc:
-            raise ConnectionClosedError(f"the certificate of {self._target} is not trusted: {exc.verify_message}") from None
+            raise ConnectionClosedError(
+                f"the certificate of {self._target} is not trusted: {exc.verify_message}"
+            ) from None
         except ssl.SSLError as exc:
-            raise ConnectionClosedError(f"the TLS handshake with {self._target} failed ({exc.reason}); is TLS on there?") from None
+            raise ConnectionClosedError(
+                f"the TLS handshake with {self._target} failed ({exc.reason}); is TLS on there?"
+            ) from None
         return True
 
     def seal(self, data: bytes) -> bytes:

@@ -82,7 +82,9 @@ def plain(value: Any) -> Any:
     match value:
         case datetime():
             if value.tzinfo is None:
-                raise SerializationError("a datetime without a time zone says no instant; use datetime.now(UTC) or .astimezone()")
+                raise SerializationError(
+                    "a datetime without a time zone says no instant; use datetime.now(UTC) or .astimezone()"
+                )
             return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
         case date():
             return value.isoformat()
@@ -96,7 +98,9 @@ def plain(value: Any) -> Any:
         return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     if callable(value):
         raise SerializationError(f"{getattr(value, '__qualname__', value)} is a function or class: send data, not code")
-    raise SerializationError(f"{type(value).__module__}.{type(value).__qualname__} cannot be sent; turn it into plain data first")
+    raise SerializationError(
+        f"{type(value).__module__}.{type(value).__qualname__} cannot be sent; turn it into plain data first"
+    )
 
 
 # ---------------------------------------------------------------- in
@@ -173,7 +177,9 @@ def _items_reviver(origin: Any, arguments: tuple[Any, ...]) -> Reviver | None:
 
 def _dataclass_reviver(annotation: type) -> Reviver:
     hints = typing.get_type_hints(annotation)
-    fields = {field.name: _reviver(hints[field.name]) or _same for field in dataclasses.fields(annotation) if field.init}
+    fields = {
+        field.name: _reviver(hints[field.name]) or _same for field in dataclasses.fields(annotation) if field.init
+    }
     return lambda value: annotation(**{name: fields[name](item) for name, item in value.items()})
 
 

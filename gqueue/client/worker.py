@@ -95,7 +95,10 @@ class Worker:
         self.processed = 0  # confirmed by the broker
         self.failed = 0
         self._tasks: dict[tuple[str, str], Callable[[Job[Any]], Any]] = {
-            (item.name, task.name): task.run for item in given if isinstance(item, Queue) for task in item.tasks.values()
+            (item.name, task.name): task.run
+            for item in given
+            if isinstance(item, Queue)
+            for task in item.tasks.values()
         }
         self._queue_objects = [item for item in given if isinstance(item, Queue)]
         self._processor = processor
@@ -144,7 +147,9 @@ class Worker:
             self.start()
 
     @staticmethod
-    def _check(given: list[Queue | str], processor: Any, concurrency: int, pool: str, batch_size: int, imports: Sequence[str]) -> None:
+    def _check(
+        given: list[Queue | str], processor: Any, concurrency: int, pool: str, batch_size: int, imports: Sequence[str]
+    ) -> None:
         if not 1 <= len(given) <= _MOST_QUEUES:
             raise ValueError(f"a worker has 1 to {_MOST_QUEUES} queues")
         if concurrency < 1:
@@ -152,11 +157,15 @@ class Worker:
         if not 1 <= batch_size <= 1000:
             raise ValueError("batch_size must be 1 to 1000")
         if pool == "process":
-            raise NotImplementedError("pool='process' is not in this version; use 'thread', and several workers for several cores")
+            raise NotImplementedError(
+                "pool='process' is not in this version; use 'thread', and several workers for several cores"
+            )
         if pool not in ("thread", "gevent", "solo"):
             raise ValueError(f"there is no pool {pool!r}; it is 'thread', 'gevent' or 'solo'")
         if pool == "gevent" and not patched():
-            raise RuntimeError("pool='gevent' needs a program that called gevent.monkey.patch_all() before its other imports")
+            raise RuntimeError(
+                "pool='gevent' needs a program that called gevent.monkey.patch_all() before its other imports"
+            )
         if inspect.iscoroutinefunction(processor):
             raise TypeError("the processor is async; workers run synchronous functions")
         if processor is not None and not callable(processor):
@@ -170,7 +179,9 @@ class Worker:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, exc: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.close()
 
     # ------------------------------------------------------------ life

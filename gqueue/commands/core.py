@@ -351,7 +351,9 @@ def pull_batch(req: PullMany, ctx: Context) -> dict[str, Any]:
     jobs = ctx.engine.delivery.pull(wanted, ctx.now)
     if not jobs and req.timeout:
         answer = ctx.park(pull=True)
-        ctx.engine.delivery.park(wanted, req.timeout, ctx.now, lambda jobs: answer(_many(wanted, jobs), _revealed(jobs)))
+        ctx.engine.delivery.park(
+            wanted, req.timeout, ctx.now, lambda jobs: answer(_many(wanted, jobs), _revealed(jobs))
+        )
         return PARKED
     ctx.revealed = _revealed(jobs)
     return _many(wanted, jobs)
@@ -395,7 +397,11 @@ class AckBatch(Request):
 def ack_batch(req: AckBatch, ctx: Context) -> dict[str, Any]:
     ids = req.ids
     size = len(ids)
-    for name, given in (("tokens", req.tokens), ("results", req.results), ("removeOnCompletes", req.remove_on_completes)):
+    for name, given in (
+        ("tokens", req.tokens),
+        ("results", req.results),
+        ("removeOnCompletes", req.remove_on_completes),
+    ):
         if given is not None and len(given) != size:
             raise BadRequest(f"ACKB {name} length must match ids length")
     nothing: list[Any] = [None] * size

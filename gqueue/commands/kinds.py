@@ -107,13 +107,23 @@ class Number(Kind):
     """A finite number between two bounds. `whole` refuses fractions, otherwise they are cut off."""
 
     def __init__(
-        self, low: float | None = None, high: float | None = None, *, whole: bool = False, fraction: bool = False, unit: str = ""
+        self,
+        low: float | None = None,
+        high: float | None = None,
+        *,
+        whole: bool = False,
+        fraction: bool = False,
+        unit: str = "",
     ) -> None:
         self.low = low
         self.high = high
         self.whole = whole
         self.fraction = fraction  # keeps them
-        bounds = f" {low if low is not None else ''}..{high if high is not None else ''}" if low is not None or high is not None else ""
+        bounds = (
+            f" {low if low is not None else ''}..{high if high is not None else ''}"
+            if low is not None or high is not None
+            else ""
+        )
         self.says = ("integer" if whole else "number") + bounds + (f" {unit}" if unit else "")
 
     def check(self, value: Any, field: str) -> Any:
@@ -176,7 +186,7 @@ class Truth(Kind):
     def check(self, value: Any, field: str) -> bool:
         if isinstance(value, list | dict):
             return True
-        return bool(value) and value == value  # noqa: PLR0124 - NaN is false
+        return bool(value) and value == value
 
 
 class PositiveSafe(Kind):

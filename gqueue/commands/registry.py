@@ -80,7 +80,16 @@ class Field:
     __slots__ = ("aliases", "attribute", "default", "kind", "late", "nil", "required", "wire")
 
     def __init__(
-        self, attribute: str, wire: str, kind: Kind, *, required: bool, default: Any, late: bool, nil: bool, aliases: tuple[str, ...]
+        self,
+        attribute: str,
+        wire: str,
+        kind: Kind,
+        *,
+        required: bool,
+        default: Any,
+        late: bool,
+        nil: bool,
+        aliases: tuple[str, ...],
     ) -> None:
         self.attribute = attribute
         self.wire = wire
@@ -249,7 +258,13 @@ COMMANDS: dict[str, Command] = {}
 
 
 def command(
-    request: type[Request], *, group: str, name: str | None = None, writes: bool = False, waits: bool = True, reveals: bool = False
+    request: type[Request],
+    *,
+    group: str,
+    name: str | None = None,
+    writes: bool = False,
+    waits: bool = True,
+    reveals: bool = False,
 ) -> Callable[[Handler], Handler]:
     """Declare the handler of a request. `handler(request, context)` returns the reply's fields, or PARKED."""
 

@@ -18,7 +18,18 @@ class NewJob:
     `fault` is the refusal of a field that is checked after the dependencies exist (core 2.4, check order).
     """
 
-    __slots__ = ("custom_id", "data", "delay", "extra", "fault", "group_max_size", "name", "options", "priority", "timestamp")
+    __slots__ = (
+        "custom_id",
+        "data",
+        "delay",
+        "extra",
+        "fault",
+        "group_max_size",
+        "name",
+        "options",
+        "priority",
+        "timestamp",
+    )
 
     def __init__(
         self,
@@ -110,7 +121,9 @@ class Admission:
 
     def _counted_on(self, id: str) -> bool:
         """Whether a blocked job depends on this removed completion; rare, so it is looked for."""
-        return any(id in job.more.depends_on for queue in self.engine.index.queues.values() for job in queue.blocked.values())
+        return any(
+            id in job.more.depends_on for queue in self.engine.index.queues.values() for job in queue.blocked.values()
+        )
 
     def _check_groups(self, queue: str, news: list[NewJob], now: int) -> None:
         """groupMaxSize, each member against the depth with the members before it (core 4.2, 11.5)."""
@@ -177,7 +190,17 @@ class Admission:
         run_at = created_at + new.delay if new.delay else created_at
         engine.seq += 1
         found = index.queues.get(queue) or index.queue(queue)
-        job = Job(engine.seq, id or engine.new_id(), found.name, new.name, new.data, new.options, new.priority, created_at, run_at)
+        job = Job(
+            engine.seq,
+            id or engine.new_id(),
+            found.name,
+            new.name,
+            new.data,
+            new.options,
+            new.priority,
+            created_at,
+            run_at,
+        )
         if extra is not None:
             job.extra = extra
             if extra.depends_on:

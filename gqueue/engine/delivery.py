@@ -209,7 +209,11 @@ class Delivery:
             self.engine.settlement.lapse(job, now)
 
     def _timeout_stands(self, job: Job, at: int) -> bool:
-        return job.state is State.ACTIVE and job.started_at is not None and job.started_at + (job.options.timeout or 0) == at
+        return (
+            job.state is State.ACTIVE
+            and job.started_at is not None
+            and job.started_at + (job.options.timeout or 0) == at
+        )
 
     def _timed_out(self, job: Job, now: int) -> None:
         if self.engine.degraded is None:

@@ -192,18 +192,28 @@ class Index:
             queues[name] = {
                 "ready": sorted(job.id for job in queue.ready_jobs()),
                 "delayed": sorted((job.run_at, job.id) for job in queue.delayed_jobs()),
-                "active": sorted((job.id, job.delivery, job.lease.token if job.lease else "") for job in queue.active.values()),
+                "active": sorted(
+                    (job.id, job.delivery, job.lease.token if job.lease else "") for job in queue.active.values()
+                ),
                 "blocked": sorted((job.id, sorted(job.more.pending)) for job in queue.blocked.values()),
                 "completed": sorted(job.id for job in queue.completed.values()),
                 "failed": sorted(job.id for job in queue.failed.values()),
-                "counts": (queue.ready, queue.prioritized, queue.delayed_live, queue.finished, sorted(queue.priorities.items())),
+                "counts": (
+                    queue.ready,
+                    queue.prioritized,
+                    queue.delayed_live,
+                    queue.finished,
+                    sorted(queue.priorities.items()),
+                ),
                 "groups": sorted((id, group.depth, group.active) for id, group in queue.groups.items()),
                 "paused": queue.paused,
                 "stall": sorted(queue.stall.items()),
             }
         return {
             "queues": queues,
-            "slots": sorted((slot, job.id) for slot, job in list(self.slots.items()) if self.holder(slot, now) is not None),
+            "slots": sorted(
+                (slot, job.id) for slot, job in list(self.slots.items()) if self.holder(slot, now) is not None
+            ),
             "dependents": sorted((id, sorted(job.id for job in jobs.values())) for id, jobs in self.dependents.items()),
         }
 

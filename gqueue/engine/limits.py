@@ -28,7 +28,12 @@ class Limits:
 
     def settings(self) -> dict[str, Any]:
         """What is kept of them."""
-        return {"concurrency": self.concurrency, "max": self.max, "duration": self.duration, "expires_at": self.expires_at}
+        return {
+            "concurrency": self.concurrency,
+            "max": self.max,
+            "duration": self.duration,
+            "expires_at": self.expires_at,
+        }
 
     @classmethod
     def of(cls, kept: dict[str, Any]) -> Limits:

@@ -115,5 +115,3 @@ class Queries:
 
 def _by_priority(jobs: Iterator[Job], *, above: bool) -> Iterator[Job]:
     return (job for job in jobs if (job.priority > 0) is above)
-
-

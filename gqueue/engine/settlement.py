@@ -31,7 +31,9 @@ class Settlement:
 
     # ---------------------------------------------------------------- the way out
 
-    def leave(self, job: Job, to: State | None, now: int, *, fate: int, run_at: int | None = None, started: bool = False) -> None:
+    def leave(
+        self, job: Job, to: State | None, now: int, *, fate: int, run_at: int | None = None, started: bool = False
+    ) -> None:
         """active -> `to`, or gone when `to` is None: lease, slots and ties of the delivery are given up, the record is saved.
 
         `fate` says what the delivery's token is good for from now on, `started` keeps `started_at`.
@@ -229,7 +231,9 @@ class Settlement:
         if job.attempts < job.options.max_attempts and not unrecoverable:
             self._retry(job, now, fate=RETIRED, error=error)
         else:
-            self._give_up(job, now, fate=RETIRED, reason="max_attempts_exceeded", error=error, remove=remove, started=True)
+            self._give_up(
+                job, now, fate=RETIRED, reason="max_attempts_exceeded", error=error, remove=remove, started=True
+            )
         return True
 
     # ---------------------------------------------------------------- outcomes by the clock
@@ -436,5 +440,3 @@ class Settlement:
         if events.subscribers:
             data = {"stallCount": job.more.stall_count, "action": action}
             events.publish("stalled", job.queue, job.id, now, data=data)
-
-

@@ -75,8 +75,6 @@ _STATES = {name: state for state, name in NAMES.items()} | {"delayed": State.QUE
 
 #: The same as a table of states, which `Engine.move` checks.
 MOVES: dict[State, frozenset[State]] = {
-    state: frozenset(
-        _STATES[t.target] for t in TRANSITIONS if t.source and t.target and _STATES[t.source] is state
-    )
+    state: frozenset(_STATES[t.target] for t in TRANSITIONS if t.source and t.target and _STATES[t.source] is state)
     for state in State
 }

@@ -53,7 +53,9 @@ class Workers:
         self.total_processed = 0  # of all workers ever
         self.total_failed = 0
 
-    def register(self, session: Session, id: str | None, name: str, registered_at: int, now: int, **fields: Any) -> Worker:
+    def register(
+        self, session: Session, id: str | None, name: str, registered_at: int, now: int, **fields: Any
+    ) -> Worker:
         """Add a worker, or renew the one with this id; it belongs to this connection from now on."""
         worker = self.workers.get(id) if id is not None else None
         if worker is None:

@@ -255,7 +255,9 @@ class Server:
         while limit:
             gevent.sleep(min(1.0, limit / 4))
             now = time.monotonic()
-            for connection in [c for c in self.connections if c.partial_since is not None and now - c.partial_since > limit]:
+            for connection in [
+                c for c in self.connections if c.partial_since is not None and now - c.partial_since > limit
+            ]:
                 connection.abort(reset=True)
 
     # ---------------------------------------------------------------- the store
@@ -290,7 +292,11 @@ class Server:
         engine.closing = True
         engine.delivery.answer_all()
         deadline = time.monotonic() + self.settings.shutdown_timeout / 1000
-        while time.monotonic() < deadline and any(queue.active for queue in engine.index.queues.values()) and self.connections:
+        while (
+            time.monotonic() < deadline
+            and any(queue.active for queue in engine.index.queues.values())
+            and self.connections
+        ):
             gevent.sleep(0.02)
         for queue in engine.index.queues.values():
             for job in queue.active.values():

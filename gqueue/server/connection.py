@@ -51,7 +51,9 @@ class Connection:
         self._finishing = False
         self._secure = isinstance(sock, ssl.SSLSocket)
         self._writing = Event()
-        self._window = Window(server.settings.rate_limit, server.settings.rate_window) if server.settings.rate_limit else None
+        self._window = (
+            Window(server.settings.rate_limit, server.settings.rate_window) if server.settings.rate_limit else None
+        )
 
     # ---------------------------------------------------------------- reading
 
@@ -120,7 +122,9 @@ class Connection:
         fields = dispatch.read(payload)
         if self._window is not None and not self._window.admit(self.server.clock.now()):
             req_id = fields.get("reqId") if type(fields) is dict else None
-            self.send(dispatch.framed(codec.refusal("Rate limit exceeded", req_id if dispatch._is_text(req_id) else None)))
+            self.send(
+                dispatch.framed(codec.refusal("Rate limit exceeded", req_id if dispatch._is_text(req_id) else None))
+            )
         elif type(fields) is bytes:
             self.send(dispatch.framed(fields))
         elif self.parked >= _PLACES or self.backlog:
@@ -167,7 +171,13 @@ class Connection:
         if self._write_watcher is not None:
             self._bound()
             return
-        data = self._unsent + b"".join(self.out) if self._unsent else self.out[0] if len(self.out) == 1 else b"".join(self.out)
+        data = (
+            self._unsent + b"".join(self.out)
+            if self._unsent
+            else self.out[0]
+            if len(self.out) == 1
+            else b"".join(self.out)
+        )
         self.out = []
         try:
             sent = self.sock.send(data)

@@ -22,7 +22,15 @@ _NOT_NESTING = bytes(b for b in range(256) if not (0x80 <= b <= 0x9F or 0xDC <= 
 _MAPS = frozenset((*range(0x80, 0x90), 0xDE, 0xDF))
 _LISTS = frozenset((*range(0x90, 0xA0), 0xDC, 0xDD))
 
-_ERRORS = (ValueError, TypeError, IndexError, RecursionError, OverflowError, MemoryError, msgpack.exceptions.UnpackException)
+_ERRORS = (
+    ValueError,
+    TypeError,
+    IndexError,
+    RecursionError,
+    OverflowError,
+    MemoryError,
+    msgpack.exceptions.UnpackException,
+)
 
 
 class Absent:

@@ -110,7 +110,10 @@ def test_tls_is_spoken_and_certificates_are_checked(fresh_broker: Any, tmp_path:
         assert client.count("tls")["count"] == 300
     with Client(host="127.0.0.1", port=broker.port, tls=trusting(verify=False)) as client:
         assert client.ping()["ok"]
-    with Client(host="127.0.0.1", port=broker.port, tls=True) as client, pytest.raises(ConnectionClosedError, match="is not trusted"):
+    with (
+        Client(host="127.0.0.1", port=broker.port, tls=True) as client,
+        pytest.raises(ConnectionClosedError, match="is not trusted"),
+    ):
         client.ping()
     with Client(host="127.0.0.1", port=broker.port, timeout=3) as client, pytest.raises(ConnectionClosedError):
         client.push("tls", "n", 1)

@@ -110,7 +110,11 @@ def test_a_reader_that_gives_up_passes_the_duty_on() -> None:
 
 def test_a_refusal_is_an_error_with_the_text_of_the_broker() -> None:
     refusal = {"ok": False, "error": "Job not found"}
-    with Fake(lambda command, peer: refusal) as fake, Client(fake.url) as client, pytest.raises(CommandError, match="^Job not found$"):
+    with (
+        Fake(lambda command, peer: refusal) as fake,
+        Client(fake.url) as client,
+        pytest.raises(CommandError, match="^Job not found$"),
+    ):
         client.get_job("x")
 
 
@@ -147,7 +151,9 @@ def test_parked_commands_never_fill_the_places_of_the_connection() -> None:
 
     def script(command: dict[str, Any], peer: Peer) -> Answer:
         if command["cmd"] == "PULL":
-            threading.Thread(target=lambda: (release.wait(PATIENCE), peer.reply(command, job=None)), daemon=True).start()
+            threading.Thread(
+                target=lambda: (release.wait(PATIENCE), peer.reply(command, job=None)), daemon=True
+            ).start()
             return SILENT
         return echo(command, peer)
 
@@ -434,7 +440,9 @@ def test_a_pipeline_sends_nothing_when_its_block_fails() -> None:
 
 def python(program: str, *args: str) -> str:
     """Run a program in a process of its own and return what it prints."""
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=30, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=30, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 

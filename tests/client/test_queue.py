@@ -85,7 +85,9 @@ def test_a_push_with_a_taken_id_adds_nothing(q: Queue) -> None:
 
 def test_many_jobs_are_added_in_portions_and_iterated_in_pages(q: Queue) -> None:
     told: list[int] = []
-    jobs = q.add_bulk(({"name": "n", "data": number, "priority": number % 2} for number in range(25)), batch=10, progress=told.append)
+    jobs = q.add_bulk(
+        ({"name": "n", "data": number, "priority": number % 2} for number in range(25)), batch=10, progress=told.append
+    )
     assert told == [10, 20, 25]
     assert len({job.id for job in jobs}) == 25
     assert sorted(job.data for job in q.iter_jobs(page=10)) == list(range(25))

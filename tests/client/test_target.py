@@ -73,7 +73,9 @@ def test_a_token_is_never_shown() -> None:
         ({"GQUEUE_TOKEN": "", "BQ_TOKEN": "t"}, Target(token="t")),
     ],
 )
-def test_the_environment_fills_in_what_was_not_given(environment: dict[str, str], target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_environment_fills_in_what_was_not_given(
+    environment: dict[str, str], target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
     assert Target.find() == target
@@ -92,7 +94,9 @@ def test_a_bad_port_in_the_environment_is_named(port: str, monkeypatch: pytest.M
         Target.find()
 
 
-@pytest.mark.parametrize(("port", "error"), [(0, ValueError), (70_000, ValueError), ("1", TypeError), (True, TypeError)])
+@pytest.mark.parametrize(
+    ("port", "error"), [(0, ValueError), (70_000, ValueError), ("1", TypeError), (True, TypeError)]
+)
 def test_a_port_must_be_one(port: Any, error: type[Exception]) -> None:
     with pytest.raises(error):
         Target.find(port=port)

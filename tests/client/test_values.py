@@ -46,7 +46,9 @@ def test_a_bare_number_of_a_timeout_counts_in_seconds() -> None:
     assert seconds(timedelta(minutes=1)) == 60
 
 
-@pytest.mark.parametrize("given", ["", "5x", "s", -1, "-5s", float("nan"), float("inf"), timedelta(seconds=-1), "5 s 3"])
+@pytest.mark.parametrize(
+    "given", ["", "5x", "s", -1, "-5s", float("nan"), float("inf"), timedelta(seconds=-1), "5 s 3"]
+)
 def test_what_is_no_duration_is_refused(given: Any) -> None:
     with pytest.raises(ValueError, match="is not a duration"):
         milliseconds(given)

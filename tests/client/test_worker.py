@@ -172,7 +172,9 @@ def test_a_handler_that_exits_fails_only_its_job(q: Queue, work: Callable[..., W
     ],
     ids=["not text", "very long", "empty", "bad delay"],
 )
-def test_whatever_a_handler_raises_reaches_the_broker(q: Queue, work: Callable[..., Worker], error: Exception, words: str) -> None:
+def test_whatever_a_handler_raises_reaches_the_broker(
+    q: Queue, work: Callable[..., Worker], error: Exception, words: str
+) -> None:
     def fail(job: Job[Any]) -> None:
         raise error
 
@@ -583,7 +585,11 @@ def test_an_ack_is_sent_at_once_and_not_awaited_before_the_next_job() -> None:
     with Fake(ScriptedBroker(["a", "b", "c"], lambda command, peer: SILENT)) as fake:
         worker = Worker("q", handler, client=fake.url, concurrency=1)
         fake.until(lambda: len(outcomes(fake)) == 3)
-        assert [(command["cmd"], command["token"]) for command in outcomes(fake)] == [("ACK", "t-a"), ("ACK", "t-b"), ("ACK", "t-c")]
+        assert [(command["cmd"], command["token"]) for command in outcomes(fake)] == [
+            ("ACK", "t-a"),
+            ("ACK", "t-b"),
+            ("ACK", "t-c"),
+        ]
         worker.close(0)
 
 
@@ -601,7 +607,9 @@ def test_what_finishes_while_acks_are_unanswered_is_merged_into_one() -> None:
 
     completed: list[str] = []
     with Fake(ScriptedBroker(ids, settle)) as fake:
-        worker = Worker("q", lambda job: job.id if job.id != "j29" else None, client=fake.url, concurrency=1, autorun=False)
+        worker = Worker(
+            "q", lambda job: job.id if job.id != "j29" else None, client=fake.url, concurrency=1, autorun=False
+        )
         worker.on("completed", lambda job, result: completed.append(job.id))
         worker.start()
         fake.until(lambda: len(held) == 4)
@@ -666,7 +674,9 @@ def test_an_outcome_survives_a_lost_connection() -> None:
         broker = ScriptedBroker(["a"], settle)
         worker = Worker("q", lambda job: 5, client=fake.url, concurrency=1)
         until(lambda: worker.processed == 1)
-        assert [(command["cmd"], command["id"], command["result"]) for command in outcomes(fake)] == [("ACK", "a", 5)] * 2
+        assert [(command["cmd"], command["id"], command["result"]) for command in outcomes(fake)] == [
+            ("ACK", "a", 5)
+        ] * 2
         assert worker.close(PATIENCE)
 
 
@@ -730,6 +740,8 @@ def test_a_worker_waits_for_a_broker_that_is_not_there_yet(caplog: pytest.LogCap
 
 
 def python(program: str, *args: str) -> str:
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=40, check=False)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(program), *args], capture_output=True, text=True, timeout=40, check=False
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout

@@ -20,7 +20,9 @@ class Matcher:
     def __init__(self) -> None:
         self.values: dict[str, str] = {}
 
-    def match(self, expected: Any, actual: Any, *, unordered: tuple[str, ...] = (), ignore: tuple[str, ...] = ()) -> None:
+    def match(
+        self, expected: Any, actual: Any, *, unordered: tuple[str, ...] = (), ignore: tuple[str, ...] = ()
+    ) -> None:
         """Raises Differs. More keys than expected are fine; None, absent and `undefined` are the same."""
         self._match(expected, actual, (), unordered, ignore)
 
@@ -28,7 +30,9 @@ class Matcher:
         """The same as a question; binds nothing when it does not fit."""
         return self._try(expected, actual, (), (), ())
 
-    def _try(self, expected: Any, actual: Any, at: tuple[str, ...], unordered: tuple[str, ...], ignore: tuple[str, ...]) -> bool:
+    def _try(
+        self, expected: Any, actual: Any, at: tuple[str, ...], unordered: tuple[str, ...], ignore: tuple[str, ...]
+    ) -> bool:
         before = dict(self.values)
         try:
             self._match(expected, actual, at, unordered, ignore)
@@ -37,7 +41,9 @@ class Matcher:
             return False
         return True
 
-    def _match(self, expected: Any, actual: Any, at: tuple[str, ...], unordered: tuple[str, ...], ignore: tuple[str, ...]) -> None:
+    def _match(
+        self, expected: Any, actual: Any, at: tuple[str, ...], unordered: tuple[str, ...], ignore: tuple[str, ...]
+    ) -> None:
         if any(_is_at(pattern, at) for pattern in ignore):
             return
         if isinstance(expected, Mapping) and len(expected) == 1 and next(iter(expected)).startswith("$"):
@@ -56,7 +62,9 @@ class Matcher:
             if any(_is_at(pattern, at) for pattern in unordered):
                 left = list(actual)
                 for item in expected:
-                    found = next((n for n, other in enumerate(left) if self._try(item, other, at, unordered, ignore)), None)
+                    found = next(
+                        (n for n, other in enumerate(left) if self._try(item, other, at, unordered, ignore)), None
+                    )
                     if found is None:
                         raise Differs(f"at {_path(at)}: no {item} in {left!r}")
                     del left[found]
@@ -126,7 +134,9 @@ class Matcher:
     # ---------------------------------------------------------------- forms
 
     def _contains(self, items: list[Any], actual: Any, *rest: Any) -> bool:
-        return isinstance(actual, list) and all(any(self._try(item, other, *rest) for other in actual) for item in items)
+        return isinstance(actual, list) and all(
+            any(self._try(item, other, *rest) for other in actual) for item in items
+        )
 
     def _len(self, size: int, actual: Any, *_: Any) -> bool:
         return hasattr(actual, "__len__") and len(actual) == size

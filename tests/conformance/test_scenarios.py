@@ -20,7 +20,10 @@ from tests.harness import Broker, Wire
 
 _FOLDER = Path(__file__).parent / "scenarios"
 _VARIABLE = re.compile(r"\$\{([A-Za-z_][\w.]*)\}")
-_SCENARIOS = {str(path.relative_to(_FOLDER).with_suffix("")): json.loads(path.read_text()) for path in sorted(_FOLDER.rglob("*.json"))}
+_SCENARIOS = {
+    str(path.relative_to(_FOLDER).with_suffix("")): json.loads(path.read_text())
+    for path in sorted(_FOLDER.rglob("*.json"))
+}
 
 #: Scenarios that need what the broker does not have yet, besides those that use a command it does not know.
 LATER = {
@@ -136,7 +139,9 @@ class Play:
         return self.wires[name]
 
     def expect(self, step: dict[str, Any], reply: Any, pattern: Any = None) -> None:
-        places = {name: tuple(self.scenario.get(name, ())) + tuple(step.get(name, ())) for name in ("unordered", "ignore")}
+        places = {
+            name: tuple(self.scenario.get(name, ())) + tuple(step.get(name, ())) for name in ("unordered", "ignore")
+        }
         reply = as_read(reply)
         pattern = step.get("expect") if pattern is None else pattern
         if pattern is not None:
@@ -308,7 +313,13 @@ def unknown_commands(scenario: dict[str, Any]) -> set[str]:
         wanted_refused = isinstance(expected, dict) and str(expected.get("error", "")).startswith("Unknown")
         for command in sent:
             name = command.get("cmd") if command else None
-            if isinstance(name, str) and name not in COMMANDS and name != "Auth" and not wanted_refused and name.isalnum():
+            if (
+                isinstance(name, str)
+                and name not in COMMANDS
+                and name != "Auth"
+                and not wanted_refused
+                and name.isalnum()
+            ):
                 names.add(name)
     return names
 
