@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from enum import IntEnum
-from typing import Any, ClassVar
+from typing import Any
 
 YEAR = 365 * 86_400_000  # ms
 DAY = 86_400_000  # ms
@@ -44,7 +44,7 @@ class RetryKind(IntEnum):
 
 
 class LiveKind(IntEnum):
-    """How a silent delivery is noticed: by the queue's stall configuration, or by the job's own heartbeat (boss 3.1)."""
+    """How a silent delivery is noticed: by the queue's stall settings, or by the job's own heartbeat (boss 3.1)."""
 
     STALL = 0
     HEARTBEAT = 1
@@ -97,51 +97,48 @@ class Lease:
         self.renewals = renewals
 
 
+@dataclass(slots=True, kw_only=True, eq=False)
 class Extra:
-    """The fields that most jobs never use. Each has its default here, so that only what differs is stored."""
+    """The fields that most jobs never use. Each has a default, so that only what differs is stored."""
 
-    DEFAULTS: ClassVar[dict[str, Any]] = {
-        "lifo": False,
-        "group_id": None,
-        "group_max_size": None,
-        "unique_key": None,
-        "unique_until": None,  # ms; the key's expiry, None = until the job ends
-        "custom_id": None,
-        "debounce_id": None,
-        "debounce_until": None,
-        "depends_on": (),
-        "pending": (),  # ids of depends_on that are not resolved yet
-        "parked": False,  # put into waiting-children by MoveToWaitingChildren
-        "parent_id": None,
-        "children_ids": (),
-        "tags": (),
-        "repeat": None,  # the client's map, packed
-        "progress": 0,
-        "progress_message": None,
-        "stacktrace": None,
-        "stall_count": 0,
-        "losses": 0,  # in a row: closed connections, ended leases, crashes (R90)
-        "releases": 0,  # in a row: closed connections only (core 5.5)
-        "error": None,  # text of the last failed attempt
-        "attempt_log": (),  # [attempt, started_at, failed_at, reason, error, duration] each
-        "dlq_reason": None,
-        "dlq_error": None,
-        "timed_out": (),  # tokens of deliveries that ended by timeout, newest last
-        "retired": (),  # tokens of deliveries that ended otherwise, newest last
-        "lost_token": None,  # token of the last lost delivery while the job waits again; "" if it had none
-        "timed_out_unleased": False,  # the last delivery had no lease and ended by timeout
-        "dropped_key": False,  # keeps its unique key as a label, but does not own it any more
-        "timeline": None,  # [state, timestamp, error, attempt] each; None = follows from the record
-        "log_start": 0,  # number of the first log entry that is kept
-    }
+    lifo: bool = False
+    group_id: str | None = None
+    group_max_size: int | None = None
+    unique_key: str | None = None
+    unique_until: int | None = None  # ms; the key's expiry, None = until the job ends
+    custom_id: str | None = None
+    debounce_id: str | None = None
+    debounce_until: int | None = None  # ms
+    depends_on: tuple[str, ...] = ()
+    pending: tuple[str, ...] = ()  # ids of depends_on that are not resolved yet
+    parked: bool = False  # put into waiting-children by MoveToWaitingChildren
+    parent_id: str | None = None
+    children_ids: tuple[str, ...] = ()
+    tags: tuple[str, ...] = ()
+    repeat: bytes | None = None  # the client's map, packed
+    progress: Any = 0  # a number, or Packed
+    progress_message: str | None = None
+    stacktrace: tuple[str, ...] | None = None
+    stall_count: int = 0
+    losses: int = 0  # in a row: closed connections, ended leases, crashes (R90)
+    releases: int = 0  # in a row: closed connections only (core 5.5)
+    error: str | None = None  # text of the last failed attempt
+    attempt_log: tuple[Any, ...] = ()  # [attempt, started_at, failed_at, reason, error, duration] each
+    dlq_reason: str | None = None
+    dlq_error: str | None = None
+    timed_out: tuple[str, ...] = ()  # tokens of deliveries that ended by timeout, newest last
+    retired: tuple[str, ...] = ()  # tokens of deliveries that ended otherwise, newest last
+    lost_token: str | None = None  # token of the last lost delivery while the job waits again; "" if it had none
+    timed_out_unleased: bool = False  # the last delivery had no lease and ended by timeout
+    dropped_key: bool = False  # keeps its unique key as a label, but does not own it any more
+    timeline: tuple[Any, ...] | None = None  # [state, timestamp, error, attempt] each; None = follows from the record
+    log_start: int = 0  # number of the first log entry that is kept
+    #: Stored beside the job, not in its record.
+    logs: list[Packed] = field(default_factory=list)
 
-    __slots__ = (*DEFAULTS, "logs")
 
-    def __init__(self, **values: Any) -> None:
-        for name, default in self.DEFAULTS.items():
-            setattr(self, name, values.get(name, default))
-        self.logs: list[Packed] = []  # stored beside the job, not in its record
-
+#: The stored fields of an Extra and their defaults.
+EXTRA_DEFAULTS: dict[str, Any] = {f.name: f.default for f in fields(Extra) if f.name != "logs"}
 
 #: What every job without an `extra` of its own shows. Read only.
 PLAIN = Extra()

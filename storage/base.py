@@ -8,14 +8,26 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 
 from gqueue.errors import BadSetting, StorageError
-from gqueue.model import DEFAULT_OPTIONS, Extra, Face, Job, JobOptions, Lease, LiveKind, Packed, RetryKind, State
+from gqueue.model import (
+    DEFAULT_OPTIONS,
+    EXTRA_DEFAULTS,
+    Extra,
+    Face,
+    Job,
+    JobOptions,
+    Lease,
+    LiveKind,
+    Packed,
+    RetryKind,
+    State,
+)
 
 __all__ = ["Batch", "JobRow", "Snapshot", "Storage", "StorageError", "job_of", "job_row", "open_storage"]
 
@@ -133,7 +145,7 @@ class Storage(ABC):
 
     @abstractmethod
     def page(self, queue: str, state: State, *, limit: int, asc: bool) -> list[JobRow]:
-        """The first `limit` finished jobs of a queue in one state by (created_at, id), or the last ones if not `asc`."""
+        """The first `limit` finished jobs of a queue in one state by (created_at, id), or the last if not `asc`."""
 
     @abstractmethod
     def oldest(self, queue: str | None, state: State, *, until: int, limit: int) -> list[JobRow]:
@@ -147,7 +159,7 @@ class Storage(ABC):
     def status(self) -> dict[str, Any]:
         """Figures for people: size in bytes and whatever else the kind knows. Never a secret."""
 
-    def maintain(self, *, idle: bool) -> None:
+    def maintain(self, *, idle: bool) -> None:  # noqa: B027 - most stores have nothing to do
         """A slice of upkeep (checkpoints, reclaiming space). Called now and then on a thread of its own."""
 
     @abstractmethod
@@ -169,7 +181,7 @@ def open_storage(url: str, **options: Any) -> Storage:
         known = ", ".join(f"{name}://" for name in BACKENDS)
         raise BadSetting(f"Unknown storage URL: {url.partition('@')[2] or url} (expected one of {known})")
     module, _, name = BACKENDS[scheme].partition(":")
-    strategy: type[Storage] = getattr(importlib.import_module(f"gqueue.storage.{module}"), name)
+    strategy: Callable[..., Storage] = getattr(importlib.import_module(f"gqueue.storage.{module}"), name)
     return strategy(url, **options)
 
 
@@ -178,7 +190,7 @@ def open_storage(url: str, **options: Any) -> Storage:
 _pack = msgpack.Packer().pack
 _OPTION_NAMES = tuple(f.name for f in fields(JobOptions) if f.name != "shown")
 _OPTION_DEFAULTS = {name: getattr(DEFAULT_OPTIONS, name) for name in _OPTION_NAMES}
-_EXTRA_DEFAULTS = tuple(Extra.DEFAULTS.items())
+_EXTRA_DEFAULTS = tuple(EXTRA_DEFAULTS.items())
 
 
 def job_row(job: Job, *, data: bool) -> JobRow:

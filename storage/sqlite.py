@@ -1,7 +1,7 @@
 """Jobs in one SQLite file (WAL). The only module that opens it.
 
-`jobs` has the sequence number as its key and what a person may want to ask as columns; everything else that differs from
-the defaults is one MessagePack map in `rest`. Live rows carry no secondary index: the broker finds them in memory.
+`jobs` has the sequence number as its key and what a person may want to ask as columns; what else differs from the
+defaults is one MessagePack map in `rest`. Live rows carry no secondary index: the broker finds them in memory.
 Payloads over 4 KiB stand in a table of their own, so that a change of state does not write them again.
 """
 
@@ -37,10 +37,11 @@ _COLUMNS = (
     "seq, id, queue, name, state, priority, run_at, attempts, created_at, started_at, finished_at, data, result, rest"
 )
 _INSERT = (
-    f"INSERT INTO jobs ({_COLUMNS}) VALUES {{rows}} ON CONFLICT (seq) DO UPDATE SET id = excluded.id, queue = excluded.queue, "
-    "name = excluded.name, state = excluded.state, priority = excluded.priority, run_at = excluded.run_at, "
-    "attempts = excluded.attempts, created_at = excluded.created_at, started_at = excluded.started_at, "
-    "finished_at = excluded.finished_at, data = excluded.data, result = excluded.result, rest = excluded.rest"
+    f"INSERT INTO jobs ({_COLUMNS}) VALUES {{rows}} ON CONFLICT (seq) DO UPDATE SET id = excluded.id, "
+    "queue = excluded.queue, name = excluded.name, state = excluded.state, priority = excluded.priority, "
+    "run_at = excluded.run_at, attempts = excluded.attempts, created_at = excluded.created_at, "
+    "started_at = excluded.started_at, finished_at = excluded.finished_at, "
+    "data = excluded.data, result = excluded.result, rest = excluded.rest"
 )
 _INSERT_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)"
 _UPDATE = (
@@ -50,7 +51,8 @@ _UPDATE = (
     "FROM new WHERE jobs.seq = new.seq"
 )
 _UPDATE_ROW = "(?, ?, ?, ?, ?, ?, ?, ?, ?)"
-_SELECT = f"SELECT {_COLUMNS.replace('data,', 'COALESCE((SELECT p.data FROM payloads p WHERE p.seq = jobs.seq), jobs.data),')} FROM jobs"
+_DATA = "COALESCE((SELECT p.data FROM payloads p WHERE p.seq = jobs.seq), jobs.data),"
+_SELECT = f"SELECT {_COLUMNS.replace('data,', _DATA)} FROM jobs"
 
 _SCHEMA_SQL = """
 CREATE TABLE jobs (
@@ -445,7 +447,8 @@ class SQLiteStorage(Storage):
             elif seq <= self._seq:
                 small.append(seq)  # its payload may have been a large one
             fresh += (
-                seq, id, queue, name, _NAME_OF[state], priority, run_at, attempts, created_at, started_at, finished_at, data, result, rest,
+                seq, id, queue, name, _NAME_OF[state], priority, run_at, attempts, created_at, started_at, finished_at,
+                data, result, rest,
             )  # fmt: skip
         for statement, row, width, values in ((_INSERT, _INSERT_ROW, 14, fresh), (_UPDATE, _UPDATE_ROW, 9, changed)):
             step = _ROWS * width
@@ -482,14 +485,15 @@ class SQLiteStorage(Storage):
     def page(self, queue: str, state: State, *, limit: int, asc: bool) -> list[JobRow]:
         way = "ASC" if asc else "DESC"
         return self._read(
-            f"{_SELECT} WHERE queue = ? AND state = ? AND state IN ('completed', 'failed') ORDER BY created_at {way}, id {way} LIMIT ?",
+            f"{_SELECT} WHERE queue = ? AND state = ? AND state IN ('completed', 'failed') "
+            f"ORDER BY created_at {way}, id {way} LIMIT ?",
             (queue, _NAME_OF[int(state)], limit),
         )
 
     def oldest(self, queue: str | None, state: State, *, until: int, limit: int) -> list[JobRow]:
         return self._read(
-            f"{_SELECT} WHERE state = ? AND state IN ('completed', 'failed') AND finished_at <= ? AND (? IS NULL OR queue = ?) "
-            "ORDER BY finished_at, seq LIMIT ?",
+            f"{_SELECT} WHERE state = ? AND state IN ('completed', 'failed') AND finished_at <= ? "
+            "AND (? IS NULL OR queue = ?) ORDER BY finished_at, seq LIMIT ?",
             (_NAME_OF[int(state)], until, queue, queue, limit),
         )
 
@@ -531,7 +535,7 @@ def _row(row: tuple[Any, ...]) -> JobRow:
     rest = row[13]
     if rest is not None and not isinstance(rest, bytes):
         raise ValueError("rest is not a blob")
-    return JobRow(*row[:4], state, *row[5:])
+    return JobRow._make((*row[:4], state, *row[5:]))
 
 
 def _size(path: str) -> int:

@@ -94,14 +94,15 @@ def test_a_job_goes_from_push_to_its_result(gqueue: Run, q: Queue) -> None:
 
 def test_options_of_a_push_reach_the_job(gqueue: Run, q: Queue) -> None:
     ran = gqueue(
-        "push", q.name, "1", "-d", "1h", "--backoff", "2s", "--ttl", "1d", "--timeout", "5m", "-u", "key", "--job-id",
-        f"own-{q.name}", "--tags", "a,b", "-g", "group", "--lifo", "--remove-on-complete", "--remove-on-fail", "--durable",
+        "push", q.name, "1", "-d", "1h", "--backoff", "2s", "--ttl", "1d", "--timeout", "5m", "-u", "key",
+        "--job-id", f"own-{q.name}", "--tags", "a,b", "-g", "group", "--lifo",
+        "--remove-on-complete", "--remove-on-fail", "--durable",
     )  # fmt: skip
     assert job_id(ran) == f"own-{q.name}"
     found = gqueue("job", "get", f"own-{q.name}", "--custom", "--json").json["job"]
     wanted = {
-        "backoff": 2000, "ttl": 86_400_000, "timeout": 300_000, "uniqueKey": "key", "tags": ["a", "b"], "groupId": "group",
-        "removeOnComplete": True, "removeOnFail": True, "state": "delayed",
+        "backoff": 2000, "ttl": 86_400_000, "timeout": 300_000, "uniqueKey": "key", "tags": ["a", "b"],
+        "groupId": "group", "removeOnComplete": True, "removeOnFail": True, "state": "delayed",
     }  # fmt: skip
     assert {name: found[name] for name in wanted} == wanted
 
@@ -318,7 +319,7 @@ def test_help_names_every_verb_and_option(bare: Run) -> None:
 def test_the_program_starts_without_the_server_or_any_store() -> None:
     program = """
         import sys, gqueue.cli
-        heavy = ("gevent", "redis", "sqlite_utils", "tabulate", "ssl", "gqueue.server", "gqueue.engine", "gqueue.storage")
+        heavy = "gevent redis sqlite_utils tabulate ssl gqueue.server gqueue.engine gqueue.storage".split()
         print([name for name in heavy if name in sys.modules])
     """
     done = subprocess.run(

@@ -76,7 +76,7 @@ _LINKS = tuple(
 
 def _with_links(old: Packed, new: Packed) -> Packed:
     """New data of a job in a flow keeps the links of the old (core 8.3)."""
-    if b"__" not in old or not views.is_map(old):
+    if old.find(b"__") < 0 or not views.is_map(old):
         return new
     links = [item for item in views.map_items(old) if item[0] in _LINKS]
     if not links:

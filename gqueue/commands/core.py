@@ -145,7 +145,7 @@ def _new_job(request: NewJobFields) -> NewJob:
     """A checked request as the engine takes it."""
     given = request.__dict__
     priority = request.priority
-    name = request.name
+    name: str | BadRequest | None = request.name
     data = request.data
     if name is None and "fault" not in given:
         name, data = _legacy_name(data)
@@ -214,7 +214,7 @@ def _options(request: NewJobFields) -> JobOptions:
 
 def _legacy_name(data: Packed) -> tuple[str | BadRequest | None, Packed]:
     """Old clients put the job's name into its data: take it out (core 2.4, legacy name rule)."""
-    if b"\xa4name" not in data or not views.is_map(data):
+    if data.find(b"\xa4name") < 0 or not views.is_map(data):
         return None, data
     parts = views.map_items(data)
     at = next((at for at, (key, _) in enumerate(parts) if key == b"\xa4name"), None)
@@ -405,8 +405,9 @@ def ack_batch(req: AckBatch, ctx: Context) -> dict[str, Any]:
         if given is not None and len(given) != size:
             raise BadRequest(f"ACKB {name} length must match ids length")
     nothing: list[Any] = [None] * size
-    removes = nothing if req.remove_on_completes is None else req.remove_on_completes
-    ignored = ctx.engine.settlement.ack_all(ids, req.tokens or nothing, req.results or nothing, removes, ctx.now)
+    ignored = ctx.engine.settlement.ack_all(
+        ids, req.tokens or nothing, req.results or nothing, req.remove_on_completes or nothing, ctx.now
+    )
     if not ignored:
         return {}
     return {"data": {"ignoredIds": [ids[at] for at in ignored], "ignoredIndices": ignored}}

@@ -236,7 +236,7 @@ class Listed(Kind):
         if type(value) is not list:
             raise BadRequest(f"{field} must be an array")
         check = self.item.check
-        items = []
+        items: list[Any] = []
         for at, item in enumerate(value):
             if item is None and self.gaps:
                 items.append(None)
@@ -296,7 +296,7 @@ class Data(Kind):
 
 
 def longer_as_json(packed: Packed, limit: int) -> bool:
-    """Whether a value has more than `limit` characters as JSON text (UTF-16 units; NaN is null, binary counts by length)."""
+    """Whether a value has more than `limit` characters as JSON text (UTF-16 units; NaN is null, binary by length)."""
     if len(packed) * 6 <= limit:
         return False
     containers = 0
@@ -357,7 +357,7 @@ def _json_length(value: Any, limit: int) -> int:
 
 
 class Backoff(Kind):
-    """A number of ms, or {type, delay, maxDelay}. Gives (base ms, type, maxDelay or None); type "" for a plain number."""
+    """A number of ms, or {type, delay, maxDelay}. Gives (base ms, type, maxDelay or None); "" for a number."""
 
     says = "number 0..86400000 ms, or map {type: fixed | exponential, delay, maxDelay}"
     _base = Number(0, DAY)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from gqueue.commands import views
-from gqueue.commands.kinds import Flag, JobId, Kind, Number, Queue
-from gqueue.commands.registry import PARKED, Context, Request, command
+from gqueue.commands.kinds import Flag, JobId, Number, Queue
+from gqueue.commands.registry import PARKED, Context, Kind, Request, command
 from gqueue.engine.events import Wait
 from gqueue.engine.states import state_name
 from gqueue.errors import BadRequest

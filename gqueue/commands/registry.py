@@ -1,6 +1,6 @@
 """How a command is declared, and the table of all of them.
 
-A request class names its fields in the order in which they are checked; each field's kind checks and converts one value.
+A request class names its fields in the order in which they are checked; a field's kind checks and converts one value.
 From the declaration follow dispatch, validation and docs/commands.md.
 """
 
@@ -149,7 +149,7 @@ class Request:
 
     @classmethod
     def _plan(cls, names: tuple[str, ...]) -> Plan:
-        """Which of these keys to look at, in the order of the class; required fields that are not there come in their turn."""
+        """Which of these keys to look at, in the order of the class; missing required fields come in their turn."""
         present = set(names)
         plan = []
         for field in cls.FIELDS:

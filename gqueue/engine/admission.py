@@ -64,7 +64,7 @@ class Admission:
         self.engine = engine
 
     def push(self, queue: str, new: NewJob, now: int) -> tuple[str, bool]:
-        """The id of the job, and whether it was there before: suppressed by its custom id, unique key or debounce id."""
+        """The id of the job, and whether it was there before: found by its custom id, unique key or debounce id."""
         if self.engine.closing:
             raise Refused("Server is shutting down")
         if new.extra is not None or new.fault is not None or new.custom_id is not None:
@@ -85,7 +85,7 @@ class Admission:
         return [id for id, _ in admitted]
 
     def check_all(self, queue: str, news: list[NewJob], now: int) -> bool:
-        """Check the members of a batch one by one. True: all of them are plain. Raises with the member's index in front."""
+        """Check the members of a batch one by one. True: all are plain. Raises with the member's index in front."""
         plain = True
         members: set[str] | None = None
         for at, new in enumerate(news):

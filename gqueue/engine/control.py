@@ -1,4 +1,4 @@
-"""What people and programs do to jobs and queues from outside: promote, delay, cancel, pause, drain, clean (core 8, 9)."""
+"""What is done to jobs and queues from outside: promote, delay, cancel, pause, drain, clean (core 8, 9)."""
 
 from __future__ import annotations
 
@@ -231,7 +231,7 @@ class Control:
         self.engine.events.publish("waiting", job.queue, job.id, now, prev=prev)
 
     def park(self, id: str, token: str | None, now: int) -> None:
-        """MoveToWaitingChildren: until the last open child or dependency is completed; without one it runs again at once.
+        """MoveToWaitingChildren: until the last open child or dependency is completed; without one, back at once.
 
         Raises WrongState or LeaseLost.
         """
@@ -463,5 +463,7 @@ def _stall_value(key: str, value: Any) -> Any:
 
 
 def _oldest(jobs: Iterable[Job], count: int | None) -> list[Job]:
-    key = lambda job: (job.created_at, job.id)
+    def key(job: Job) -> tuple[int, str]:
+        return job.created_at, job.id
+
     return sorted(jobs, key=key) if count is None else nsmallest(count, jobs, key=key)

@@ -220,7 +220,7 @@ class Delivery:
             self.engine.settlement.time_out(job, now)
 
     def rearm(self, job: Job, now: int, grace: int | None = None) -> None:
-        """Set the deadlines of an active job again, after a restart or a time without a store: with one grace (R22, R113)."""
+        """Set the deadlines of an active job again after a restart or an outage: with one grace (R22, R113)."""
         lease = job.lease
         if lease is not None:
             lease.expires_at = max(lease.expires_at, now + lease.ttl)
@@ -279,7 +279,7 @@ class Delivery:
     # ---------------------------------------------------------------- a closed connection
 
     def close(self, session: Session, now: int) -> None:
-        """A connection is gone: its polls and waits end, its workers are unregistered, its jobs go back (core 1.5, 5.5)."""
+        """A connection is gone: its polls and waits end, its workers go, its jobs go back (core 1.5, 5.5)."""
         engine = self.engine
         for pull in session.pulls:
             pull.answer = None

@@ -22,7 +22,7 @@ class Wait:
 
 
 class Events:
-    """Publishes in the order of the changes. `deliver(subscribers, event)` is the server's: it packs and queues the frame."""
+    """Publishes in the order of the changes. `deliver(subscribers, event)` packs and queues the frame."""
 
     def __init__(self, timers: Timers, deliver: Callable[[set[Any], dict[str, Any]], None]) -> None:
         self.timers = timers

@@ -1,6 +1,6 @@
 """Where every job stands: id -> job, the queues, unique keys, dependencies, counts.
 
-A pure function of the records (design I1): `enter` and `leave` are all there is. A change of a job is leave, alter, enter.
+A pure function of the records (design I1): `enter` and `leave` are all there is, a change is leave, alter, enter.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class Index:
         """The queue of this name; registered if it is new."""
         queue = self.queues.get(name)
         if queue is None:
-            queue = self.queues[name] = self.shadows.pop(name, None) or Queue(name)
+            queue = self.queues[name] = self.shadows.pop(name) if name in self.shadows else Queue(name)
         return queue
 
     def shadow(self, name: str) -> Queue:

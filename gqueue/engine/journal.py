@@ -1,4 +1,4 @@
-"""Changes -> Batch -> Storage.commit, in order; and the replies that may leave only when their batch is durable (design I2, I3).
+"""Changes -> Batch -> Storage.commit, in order; replies leave when their batch is durable (design I2, I3).
 
 One batch is on its way to the store, the next one fills meanwhile: the batch size follows the load by itself.
 """
@@ -18,8 +18,9 @@ Outgoing = tuple[Any, bytes]
 class Journal:
     """The open batch, the one in flight, and what waits for either.
 
-    `submit(batch, done)` starts a commit off the hub; `release(outgoing)` sends what has become durable; `wake()` asks for
-    `flush` at the end of the turn; `stand(error)` tells of a store that stopped taking batches, or takes them again.
+    `submit(batch, done)` starts a commit off the hub; `release(outgoing)` sends what has become durable; `wake()` asks
+    for `flush` at the end of the turn; `stand(error)` tells of a store that stopped taking batches, or takes them
+    again.
     """
 
     def __init__(

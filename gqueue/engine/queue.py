@@ -1,7 +1,7 @@
 """One queue: its ready order, what is delayed, what is active, who waits for its jobs.
 
-The order of ready jobs is core 3.4, and the only place where it is written down: by priority, then lifo before the rest,
-newest first among lifo, by (run_at, seq) among the rest. Jobs of a group come after all others, in rotation (core 11.2).
+The order of ready jobs is core 3.4, and stands nowhere else: by priority, then lifo before the rest, newest first among
+lifo, by (run_at, seq) among the rest. Jobs of a group come after all others, in rotation (core 11.2).
 """
 
 from __future__ import annotations
@@ -282,17 +282,18 @@ class Queue:
                 self.prioritized -= 1
             if place == GROUPED:
                 job.place = NOWHERE
-                group = self.groups[job.more.group_id]
+                group_id = job.more.group_id or ""
+                group = self.groups[group_id]
                 group.live -= 1
                 self.ready_grouped -= 1
                 if group.live == 0:
                     group.heap.clear()
                     if group.listed:
                         group.listed = False
-                        if self.rotation[-1] == job.more.group_id:  # its turn has just passed
+                        if self.rotation[-1] == group_id:  # its turn has just passed
                             self.rotation.pop()
                         else:
-                            self.rotation.remove(job.more.group_id)
+                            self.rotation.remove(group_id)
             else:
                 self.levels[priority].remove(job)
         extra = job.extra

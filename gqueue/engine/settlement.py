@@ -1,4 +1,4 @@
-"""How a delivery ends: ack, fail, retry, timeout, lease end, stall, loss. `leave` is the only way out of active (design I4)."""
+"""How a delivery ends: ack, fail, retry, timeout, lease end, stall, loss. `leave` is the one way out (design I4)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Settlement:
     def leave(
         self, job: Job, to: State | None, now: int, *, fate: int, run_at: int | None = None, started: bool = False
     ) -> None:
-        """active -> `to`, or gone when `to` is None: lease, slots and ties of the delivery are given up, the record is saved.
+        """active -> `to`, or gone when `to` is None: lease, slots and ties are given up, the record is saved.
 
         `fate` says what the delivery's token is good for from now on, `started` keeps `started_at`.
         """
@@ -115,7 +115,12 @@ class Settlement:
         return True
 
     def ack_all(
-        self, ids: list[str], tokens: list[str | None], results: list[Packed | None], removes: list[bool], now: int
+        self,
+        ids: list[str],
+        tokens: list[str | None],
+        results: list[Packed | None],
+        removes: list[bool | None],
+        now: int,
     ) -> list[int]:
         """Complete all of them or none; the positions of no-ops (core 4.7). Raises LeaseLost before NotFound."""
         found: list[Job | None] = []
@@ -137,7 +142,7 @@ class Settlement:
             if job is None:
                 ignored.append(at)
             else:
-                self.complete(job, results[at], remove=removes[at], now=now)
+                self.complete(job, results[at], remove=removes[at] is True, now=now)
         return ignored
 
     def complete(self, job: Job, result: Packed | None, *, remove: bool, now: int) -> None:
@@ -329,7 +334,7 @@ class Settlement:
         return True
 
     def _after_loss(self, job: Job, now: int) -> int:
-        """When a lost job may run again: at once in its old place, from the second loss in a row after a pause (R91)."""
+        """When a lost job runs again: at once in its old place; after a pause from the second loss in a row (R91)."""
         if job.more.losses < 2:
             return job.run_at
         return now + max(100, self.backoff(job, 0))
@@ -368,7 +373,7 @@ class Settlement:
         random = self.engine.random
         if options.retry_kind is RetryKind.FIXED:
             return round(min(options.backoff * random.uniform(0.8, 1.2), cap))
-        return round(min(options.backoff * 2 ** min(attempts, 40) * random.uniform(0.5, 1.5), cap))
+        return round(min(options.backoff * (1 << min(attempts, 40)) * random.uniform(0.5, 1.5), cap))
 
     # ---------------------------------------------------------------- retry, or the end
 

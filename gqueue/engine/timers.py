@@ -1,7 +1,7 @@
 """What is due when: one clock-free table of deadlines. Says when it wants to be woken; the server owns the real timer.
 
-Nearly all deadlines are "so many ms from now" with few different durations, so each duration has a lane, a deque that is
-in order by itself: adding one costs O(1), and those that are settled before their time leave from the head. Everything
+Nearly all deadlines are "so many ms from now" with few different durations, so each duration has a lane, a deque that
+is in order by itself: adding one costs O(1), and those that are settled early leave from the head. Everything
 else goes to one heap. A deadline that is no longer wanted is not looked for: it is dropped when it reaches the front.
 """
 
@@ -17,7 +17,7 @@ NEVER = 1 << 62
 
 
 class Kind:
-    """One reason to be woken: `wanted(item, at)` says whether the deadline still stands, `fire(item, now)` acts on it."""
+    """One reason to be woken: `wanted(item, at)` says whether it still stands, `fire(item, now)` acts on it."""
 
     __slots__ = ("fire", "lanes", "wanted")
 

@@ -120,7 +120,7 @@ class Upkeep:
     # ---------------------------------------------------------------- retention
 
     def shed(self) -> None:
-        """Completed jobs beyond the cap leave memory, the oldest first; a store that forgets loses them for good (core 2.7)."""
+        """Completed jobs beyond the cap leave memory, oldest first; memory:// loses them for good (core 2.7)."""
         engine = self.engine
         index = engine.index
         while index.completed > engine.settings.max_completed_jobs:

@@ -1,4 +1,4 @@
-"""Who says that it works (core 12.4-12.7). A registration lives as long as its connection and never touches delivery."""
+"""Who says that it works (core 12.4-12.7). A registration lives with its connection and touches no delivery."""
 
 from __future__ import annotations
 

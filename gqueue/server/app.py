@@ -151,7 +151,7 @@ class Server:
         except OSError as error:
             raise StartError(f"Cannot listen on {address[0]}:{address[1]}: {error.strerror or error}") from None
         tcp.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listeners = [tcp]
+        listeners: list[StreamServer] = [tcp]
         if self.settings.socket is not None:
             listeners.append(self._listen_unix(self.settings.socket))
         return listeners
@@ -324,7 +324,7 @@ class Server:
             gevent.sleep(0.002)
 
 
-class _Listener(StreamServer):  # type: ignore[misc]
+class _Listener(StreamServer):
     """Accepts; a failed TLS handshake ends that connection only, without a word on stderr (L14)."""
 
     def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> Any:

@@ -8,6 +8,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import gevent
@@ -245,18 +246,14 @@ class Connection:
             self._shut()
 
     def _shut(self) -> None:
-        try:
+        with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
 
     def abort(self, *, reset: bool = False) -> None:
         """Close at once; what is queued is dropped."""
         if reset:
-            try:
+            with suppress(OSError):
                 self.sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            except OSError:
-                pass
         self._shut()
         self.close()
 

@@ -1,4 +1,4 @@
-"""Runs a storage strategy, which blocks, off the hub: on one native thread, with the results brought back by a watcher."""
+"""Runs a storage strategy, which blocks, off the hub: on one native thread; a watcher brings the results back."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _ERRORS = (
 
 
 class Absent:
-    """What `undefined` of a JavaScript client decodes to: extension type 0. A field that holds it is not there (R63)."""
+    """What `undefined` of a JavaScript client decodes to: extension 0. A field that holds it is absent (R63)."""
 
 
 ABSENT = Absent()
@@ -114,7 +114,7 @@ _reader = _Reader()
 
 
 def read_command(frame: bytes) -> dict[str, Any]:
-    """The fields of one command. `data`, `result`, `reqId` and the items of `results` stay Packed; `jobs` is a list of such maps.
+    """The fields of one command. `data`, `result`, `reqId` and the items of `results` stay Packed; `jobs` is a list.
 
     Fields that hold extension 0 are left out. Raises BadRequest in the words of core 1.2.
     """
@@ -192,7 +192,7 @@ def _read_results(reader: _Reader, frame: bytes) -> list[Packed | None]:
 
 
 def _refusal(frame: bytes) -> str:
-    """Which of the two texts an unreadable command gets: a whole value that is something, but no map, is `Invalid command`."""
+    """Which of two texts an unreadable command gets: a whole value that is not a map is `Invalid command`."""
     if len(frame) > _CAREFULLY:
         return "Invalid command format"
     try:

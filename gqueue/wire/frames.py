@@ -1,4 +1,4 @@
-"""Frames: a 4-byte big-endian length, then that many bytes (core 1.1). Bytes in, payloads out; no socket, no MessagePack."""
+"""Frames: a 4-byte big-endian length, then that many bytes (core 1.1). Bytes in, payloads out: no socket or msgpack."""
 
 from __future__ import annotations
 

@@ -90,8 +90,8 @@ class Play:
                 wire.close()
 
     def step(self, step: dict[str, Any]) -> None:
-        for kind in ("send", "start", "await", "pipeline", "event", "no_event_ms", "raw_hex", "frame_hex", "recv", "closed",
-                     "close", "open", "restart", "sleep_ms", "assert"):  # fmt: skip
+        for kind in ("send", "start", "await", "pipeline", "event", "no_event_ms", "raw_hex", "frame_hex", "recv",
+                     "closed", "close", "open", "restart", "sleep_ms", "assert"):  # fmt: skip
             if kind in step:
                 getattr(self, f"do_{kind}")(step)
                 return

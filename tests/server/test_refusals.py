@@ -461,10 +461,12 @@ class Scene:
         """What clients can see of it."""
         look: list[Any] = picture(self.conn, self.queue, self.names["other"])
         asked: list[dict[str, Any]] = [{"cmd": "GetLogs", "id": self.names["waiting"]}, {"cmd": "ListWorkers"}]
-        for group in ("full", "g"):
-            for cmd in ("GetGroupJobsCount", "IsGroupPaused", "GetGroupConcurrency", "GetGroupRateLimit"):
-                if offered(cmd):
-                    asked.append({"cmd": cmd, "queue": self.queue, "groupId": group})
+        asked += [
+            {"cmd": cmd, "queue": self.queue, "groupId": group}
+            for group in ("full", "g")
+            for cmd in ("GetGroupJobsCount", "IsGroupPaused", "GetGroupConcurrency", "GetGroupRateLimit")
+            if offered(cmd)
+        ]
         answers = self.conn.pipeline(asked)
         assert all(answer["ok"] for answer in answers), answers
         return [*look, *(answer["data"] for answer in answers)]
