@@ -532,6 +532,7 @@ def test_a_worker_goes_on_after_a_restart_of_the_broker(fresh_broker: Any) -> No
         jobs = q.add_bulk([{"name": "n"}] * 12)
         with Worker(q, gate, concurrency=4) as worker:
             until(lambda: len(gate.runs) == 4)
+            Queue("other", client).add("n")  # stored after the claims: now the broker remembers the deliveries
             broker.restart("kill")
             gate.go.set()
             assert [job.result(PATIENCE) for job in jobs] == ["done"] * 12
