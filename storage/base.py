@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import importlib
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, NamedTuple
 
@@ -140,8 +140,8 @@ class Storage(ABC):
         """
 
     @abstractmethod
-    def find(self, id: str) -> JobRow | None:
-        """The finished job with this id, if one is stored."""
+    def find(self, ids: Sequence[str]) -> list[JobRow]:
+        """The finished jobs with these ids, in any order."""
 
     @abstractmethod
     def page(self, queue: str, state: State, *, limit: int, asc: bool) -> list[JobRow]:
@@ -152,8 +152,8 @@ class Storage(ABC):
         """Up to `limit` finished jobs (of one queue, or of all) with finished_at <= until, oldest first."""
 
     @abstractmethod
-    def logs_of(self, seq: int) -> list[tuple[int, bytes]]:
-        """The log of one job: (number, entry), oldest first."""
+    def logs_of(self, seqs: Sequence[int]) -> list[tuple[int, bytes]]:
+        """The logs of these jobs: (seq, entry), the entries of a job oldest first."""
 
     @abstractmethod
     def status(self) -> dict[str, Any]:

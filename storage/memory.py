@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, ClassVar
 
 from gqueue.model import State
@@ -76,8 +77,8 @@ class MemoryStorage(Storage):
         self.rows.pop(seq, None)
         self.logs.pop(seq, None)
 
-    def find(self, id: str) -> JobRow | None:
-        return next((row for row in self.rows.values() if row.id == id and row.state >= State.COMPLETED), None)
+    def find(self, ids: Sequence[str]) -> list[JobRow]:
+        return [row for row in self.rows.values() if row.id in ids and row.state >= State.COMPLETED]
 
     def page(self, queue: str, state: State, *, limit: int, asc: bool) -> list[JobRow]:
         rows = [row for row in self.rows.values() if row.queue == queue and row.state == state]
@@ -91,8 +92,8 @@ class MemoryStorage(Storage):
         ]
         return sorted(rows, key=lambda row: (row.finished_at or 0, row.seq))[:limit]
 
-    def logs_of(self, seq: int) -> list[tuple[int, bytes]]:
-        return sorted(self.logs.get(seq, {}).items())
+    def logs_of(self, seqs: Sequence[int]) -> list[tuple[int, bytes]]:
+        return [(seq, entry) for seq in seqs for _, entry in sorted(self.logs.get(seq, {}).items())]
 
     def status(self) -> dict[str, Any]:
         return {"kind": self.kind, "durability": "none", "jobs": len(self.rows)}

@@ -14,7 +14,7 @@ import socket
 import sqlite3
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any, ClassVar
 
@@ -472,15 +472,16 @@ class SQLiteStorage(Storage):
             connection.execute("PRAGMA query_only = ON")
         return connection
 
-    def _read(self, statement: str, values: tuple[Any, ...]) -> list[JobRow]:
+    def _read(self, statement: str, values: Sequence[Any]) -> list[JobRow]:
         with _translated():
             return [_row(row) for row in self._reader().execute(statement, values).fetchall()]
 
-    def find(self, id: str) -> JobRow | None:
-        rows = self._read(
-            f"{_SELECT} WHERE id = ? AND state IN ('completed', 'failed') ORDER BY seq DESC LIMIT 1", (id,)
-        )
-        return rows[0] if rows else None
+    def find(self, ids: Sequence[str]) -> list[JobRow]:
+        found: list[JobRow] = []
+        for some in _parts(ids):
+            marks = ",".join("?" * len(some))
+            found += self._read(f"{_SELECT} WHERE id IN ({marks}) AND state IN ('completed', 'failed')", some)
+        return found
 
     def page(self, queue: str, state: State, *, limit: int, asc: bool) -> list[JobRow]:
         way = "ASC" if asc else "DESC"
@@ -497,9 +498,14 @@ class SQLiteStorage(Storage):
             (_NAME_OF[int(state)], until, queue, queue, limit),
         )
 
-    def logs_of(self, seq: int) -> list[tuple[int, bytes]]:
+    def logs_of(self, seqs: Sequence[int]) -> list[tuple[int, bytes]]:
+        found: list[tuple[int, bytes]] = []
         with _translated():
-            return self._reader().execute("SELECT n, entry FROM logs WHERE seq = ? ORDER BY n", (seq,)).fetchall()
+            for some in _parts(seqs):
+                marks = ",".join("?" * len(some))
+                statement = f"SELECT seq, entry FROM logs WHERE seq IN ({marks}) ORDER BY seq, n"
+                found += self._reader().execute(statement, some).fetchall()
+        return found
 
     def status(self) -> dict[str, Any]:
         folder = os.statvfs(os.path.dirname(self.path))
@@ -528,6 +534,11 @@ class SQLiteStorage(Storage):
             self._keeper.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
             if idle:
                 self._keeper.execute("PRAGMA incremental_vacuum(200)").fetchall()
+
+
+def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
+    """In lengths that one statement takes."""
+    return (values[at : at + _ROWS] for at in range(0, len(values), _ROWS))
 
 
 def _row(row: tuple[Any, ...]) -> JobRow:

@@ -19,6 +19,7 @@ from gqueue.commands.kinds import (
     longer_as_json,
 )
 from gqueue.commands.registry import Context, Nil, Request, command
+from gqueue.engine.archive import Archive, Question
 from gqueue.errors import BadRequest
 from gqueue.model import Packed
 
@@ -273,7 +274,11 @@ class Clean(Request):
     limit: Annotated[int, Number()] = 1000
 
 
-@command(Clean, group="queue", writes=True)
+def _cleanable(req: Clean, archive: Archive) -> Question | None:
+    return archive.oldest(req.queue, until=None, count=req.limit) if req.state == "completed" else None
+
+
+@command(Clean, group="queue", writes=True, recalls=_cleanable)
 def clean(req: Clean, ctx: Context) -> dict[str, Any]:
     ids = ctx.engine.control.clean(req.queue, req.grace, req.state, req.limit, ctx.now)
     return {"count": len(ids), "ids": ids}
@@ -297,7 +302,13 @@ class RetryCompleted(Request):
     timestamp: Annotated[float | None, Number(fraction=True)] = None
 
 
-@command(RetryCompleted, group="queue", writes=True)
+def _retriable(req: RetryCompleted, archive: Archive) -> Question | None:
+    if req.id is not None:
+        return archive.by_ids((req.id,))
+    return archive.oldest(req.queue, until=None if req.timestamp is None else int(req.timestamp), count=req.count)
+
+
+@command(RetryCompleted, group="queue", writes=True, recalls=_retriable)
 def retry_completed(req: RetryCompleted, ctx: Context) -> dict[str, Any]:
     return {"count": ctx.engine.control.retry_completed(req.queue, req.id, req.count, req.timestamp, ctx.now)}
 

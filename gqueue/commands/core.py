@@ -41,6 +41,7 @@ from gqueue.commands.registry import (
     command,
 )
 from gqueue.engine.admission import NewJob
+from gqueue.engine.archive import Archive, Question
 from gqueue.engine.delivery import Pull
 from gqueue.engine.settlement import NOTHING_DONE
 from gqueue.errors import BadRequest, NotFound, Refused
@@ -229,7 +230,12 @@ def _legacy_name(data: Packed) -> tuple[str | BadRequest | None, Packed]:
     return name, rest
 
 
-@command(Push, group="core", name="PUSH", writes=True)
+def _named_by_push(req: Push, archive: Archive) -> Question | None:
+    """A push may name jobs that are there: by its own custom id, and by what it depends on."""
+    return archive.by_ids((req.custom_id, *req.depends_on))
+
+
+@command(Push, group="core", name="PUSH", writes=True, recalls=_named_by_push)
 def push(req: Push, ctx: Context) -> dict[str, Any]:
     id, duplicate = ctx.engine.admission.push(req.queue, _new_job(req), ctx.now)
     return {"id": id, "duplicate": True} if duplicate else {"id": id}
@@ -242,7 +248,17 @@ class PushBatch(Request):
     jobs: Annotated[list[Any], Listed(Anything())]
 
 
-@command(PushBatch, group="core", name="PUSHB", writes=True)
+def _named_by_members(req: PushBatch, archive: Archive) -> Question | None:
+    """The same for the members, which are not checked yet."""
+    ids: list[Any] = []
+    for fields in req.jobs:
+        if type(fields) is dict:
+            depends_on = fields.get("dependsOn")
+            ids += (fields.get("customId"), fields.get("jobId"), *(depends_on if type(depends_on) is list else ()))
+    return archive.by_ids(id for id in ids if type(id) is str)
+
+
+@command(PushBatch, group="core", name="PUSHB", writes=True, recalls=_named_by_members)
 def push_batch(req: PushBatch, ctx: Context) -> dict[str, Any]:
     news = []
     first: BadRequest | None = None
@@ -393,7 +409,7 @@ class AckBatch(Request):
     remove_on_completes: Annotated[list[bool | None] | None, Listed(Truth(), gaps=True)] = None
 
 
-@command(AckBatch, group="core", name="ACKB", writes=True)
+@command(AckBatch, group="core", name="ACKB", writes=True, recalls=lambda req, archive: archive.by_ids(req.ids))
 def ack_batch(req: AckBatch, ctx: Context) -> dict[str, Any]:
     ids = req.ids
     size = len(ids)

@@ -203,6 +203,12 @@ class PositiveSafe(Kind):
         return value
 
 
+class Id(Text):
+    """The id of a job."""
+
+    names_job = True
+
+
 class Texts(Kind):
     says = "list of strings"
 
@@ -459,7 +465,8 @@ def _milliseconds(value: Any, _field: str) -> int | None:
 
 #: The kinds by the names that request classes use.
 Queue = Annotated[str, QueueName()]
-JobId = Annotated[str, Text()]
+JobId = Annotated[str, Id()]
+WorkerId = Annotated[str, Text()]
 Token = Annotated[str | None, Text(empty_is_none=True)]
 Delay = Annotated[int, Number(0, YEAR, unit="ms")]
 Payload = Annotated[Packed, Data()]

@@ -7,6 +7,7 @@ from typing import Annotated, Any
 from gqueue.commands import views
 from gqueue.commands.kinds import Flag, JobId, Number, Queue
 from gqueue.commands.registry import PARKED, Context, Kind, Request, command
+from gqueue.engine.archive import Archive, Question
 from gqueue.engine.events import Wait
 from gqueue.engine.states import state_name
 from gqueue.errors import BadRequest
@@ -88,7 +89,12 @@ class GetJobs(Request):
     asc: Annotated[bool, Flag()] = True
 
 
-@command(GetJobs, group="query")
+def _page(req: GetJobs, archive: Archive) -> Question | None:
+    listed = req.state is None or "completed" in req.state
+    return archive.page(req.queue, req.offset + req.limit, asc=req.asc) if listed and req.limit else None
+
+
+@command(GetJobs, group="query", recalls=_page)
 def get_jobs(req: GetJobs, ctx: Context) -> dict[str, Any]:
     page = ctx.engine.queries.page(req.queue, req.state, limit=req.limit, offset=req.offset, asc=req.asc, now=ctx.now)
     return {"jobs": views.packed_list([views.job_with_outcome(job, state) for job, state in page])}

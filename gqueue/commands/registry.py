@@ -18,6 +18,7 @@ from typing import (
     get_type_hints,
 )
 
+from gqueue.engine.archive import Archive, Question
 from gqueue.engine.delivery import Session
 from gqueue.engine.engine import Engine
 from gqueue.errors import BadRequest
@@ -34,6 +35,7 @@ class Answer(Protocol):
 
 
 Handler = Callable[[Any, Any], dict[str, Any]]
+Recalls = Callable[[Any, Archive], Question | None]
 
 
 class Context(Protocol):
@@ -62,6 +64,9 @@ class Kind:
 
     #: True: whether a value fits depends on other fields; `check_among` gets all of them.
     looks_around: bool = False
+
+    #: True: the value names a job, which is brought back from the archive before the command runs.
+    names_job: bool = False
 
     def check(self, value: Any, field: str) -> Any:
         return value
@@ -223,7 +228,7 @@ def _marks(hint: Any) -> list[Any]:
 class Command:
     """One command: its request, what it does, how it behaves when the store fails or the broker stops."""
 
-    __slots__ = ("group", "handler", "name", "request", "reveals", "waits", "writes")
+    __slots__ = ("group", "handler", "name", "recalls", "request", "reveals", "waits", "writes")
 
     def __init__(
         self,
@@ -235,6 +240,7 @@ class Command:
         writes: bool,
         waits: bool,
         reveals: bool,
+        recalls: Recalls | None,
     ) -> None:
         self.name = name
         self.group = group
@@ -243,6 +249,7 @@ class Command:
         self.writes = writes  # refused while the store takes no batch
         self.waits = waits  # its reply follows the newest batch with a change in it
         self.reveals = reveals  # its reply follows `Context.revealed` only
+        self.recalls = recalls  # what it needs of the archive
 
     @property
     def doc(self) -> str:
@@ -251,6 +258,11 @@ class Command:
     @property
     def fields(self) -> tuple[Field, ...]:
         return self.request.FIELDS
+
+
+def _named_job(request: type[Request]) -> Recalls | None:
+    name = next((field.attribute for field in request.FIELDS if field.kind.names_job), None)
+    return None if name is None else lambda req, archive: archive.by_ids((getattr(req, name),))
 
 
 #: Wire name -> command. Filled by the modules of this package when `load` imports them.
@@ -265,12 +277,25 @@ def command(
     writes: bool = False,
     waits: bool = True,
     reveals: bool = False,
+    recalls: Recalls | None = None,
 ) -> Callable[[Handler], Handler]:
-    """Declare the handler of a request. `handler(request, context)` returns the reply's fields, or PARKED."""
+    """Declare the handler of a request. `handler(request, context)` returns the reply's fields, or PARKED.
+
+    `recalls(request, archive)` says what the command needs of the archive; by default the job that a field names.
+    """
 
     def declare(handler: Handler) -> Handler:
         wire = name or request.__name__
-        COMMANDS[wire] = Command(wire, group, request, handler, writes=writes, waits=waits, reveals=reveals)
+        COMMANDS[wire] = Command(
+            wire,
+            group,
+            request,
+            handler,
+            writes=writes,
+            waits=waits,
+            reveals=reveals,
+            recalls=recalls or _named_job(request),
+        )
         return handler
 
     return declare

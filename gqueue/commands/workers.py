@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any
 
 from gqueue.commands import views
-from gqueue.commands.kinds import SAFE, JobId, Number, Text, Texts
+from gqueue.commands.kinds import SAFE, Number, Text, Texts, WorkerId
 from gqueue.commands.registry import Context, Request, command
 
 _Figure = Annotated[int | None, Number(0, SAFE)]
@@ -42,7 +42,7 @@ def register_worker(req: RegisterWorker, ctx: Context) -> dict[str, Any]:
 class Heartbeat(Request):
     """A worker is alive; its figures are absolute."""
 
-    id: JobId
+    id: WorkerId
     active_jobs: _Figure = None
     processed: _Figure = None
     failed: _Figure = None
@@ -57,7 +57,7 @@ def heartbeat(req: Heartbeat, ctx: Context) -> dict[str, Any]:
 class UnregisterWorker(Request):
     """A worker leaves."""
 
-    worker_id: JobId
+    worker_id: WorkerId
 
 
 @command(UnregisterWorker, group="workers", waits=False)

@@ -325,7 +325,7 @@ class Control:
             engine.events.gone(job)
         for job in [*queue.completed.values(), *queue.failed.values()]:
             engine.index.discard(job)
-        engine.cold -= queue.finished
+        engine.archive.jobs -= queue.finished
         queue.finished = 0
         engine.journal.obliterate(name, engine.seq)
         engine.journal.save_queue(name, None)

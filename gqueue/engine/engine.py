@@ -8,6 +8,7 @@ from random import Random
 from typing import Any
 
 from gqueue.engine.admission import Admission
+from gqueue.engine.archive import Archive, Question, Recalled
 from gqueue.engine.control import Control
 from gqueue.engine.delivery import Delivery
 from gqueue.engine.events import Events
@@ -49,15 +50,15 @@ class Engine:
         deliver: Callable[[set[Any], dict[str, Any]], None],
         new_id: Callable[[], str],
         random: Random,
-        keeps: bool = True,
+        recall: Callable[[Question, Recalled], None] | None = None,
     ) -> None:
         self.settings = settings
         self.journal = journal
         self.new_id = new_id
         self.random = random
-        self.keeps = keeps  # the store keeps what leaves memory
+        self.keeps = recall is not None  # the store keeps what leaves memory
+        self.recall = recall  # asks the store for archived jobs, then calls back
         self.seq = 0  # the last one given out
-        self.cold = 0  # completed jobs that only the store has
         self.degraded: str | None = None  # why the store takes no batch now
         self.closing = False  # no new pushes and pulls (R111)
         self.index = Index()
@@ -72,6 +73,7 @@ class Engine:
         self.logs = Logs(self)
         self.workers = Workers(self)
         self.upkeep = Upkeep(self)
+        self.archive = Archive(self)
 
     def settle(self, now: int) -> None:
         """Serve the parked pulls that a command or a deadline has given something to. Called after each of them."""

@@ -101,6 +101,15 @@ class Index:
         self._parts[hash(job.id) & 63][job.id] = job
         self.enter(job, now)
 
+    def recall(self, job: Job) -> None:
+        """A completed job that only the store had: counted already, and older than those in memory."""
+        queue = self.queues.get(job.queue) or self.queue(job.queue)
+        job.queue = queue.name
+        self._parts[hash(job.id) & 63][job.id] = job
+        queue.completed[job.seq] = job
+        self.completed += 1
+        self.completions.appendleft((job.finished_at or 0, job))
+
     def discard(self, job: Job) -> None:
         """A job that is gone for good, or from memory."""
         self.leave(job)

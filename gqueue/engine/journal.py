@@ -9,10 +9,37 @@ from collections.abc import Callable
 from typing import Any
 
 from gqueue.model import Job
-from gqueue.storage.base import Batch, StorageError, job_row
+from gqueue.storage.base import Batch, JobRow, StorageError, job_row
 
 #: Something to be handed out once a batch is durable: (connection, frame). Only the server looks inside.
 Outgoing = tuple[Any, bytes]
+
+
+class Changes:
+    """Batches that a read of the store may have missed."""
+
+    def __init__(self, coming: list[Batch], landed: list[Batch]) -> None:
+        self._coming = [_Touched(batch) for batch in coming]
+        self._landed = [_Touched(batch) for batch in landed]
+
+    def to_come(self, row: JobRow) -> bool:
+        """Whether a batch that is not durable yet changes this row."""
+        return any(row in touched for touched in self._coming)
+
+    def landed(self, row: JobRow) -> bool:
+        """Whether one that became durable while the store was read changed it."""
+        return any(row in touched for touched in self._landed)
+
+
+class _Touched:
+    """The rows that a batch changes or removes."""
+
+    def __init__(self, batch: Batch) -> None:
+        self._seqs = {row.seq for row in batch.jobs}.union(batch.removed)
+        self._obliterated = batch.obliterated
+
+    def __contains__(self, row: JobRow) -> bool:
+        return row.seq in self._seqs or any(row.queue == queue and row.seq <= last for queue, last in self._obliterated)
 
 
 class Journal:
@@ -44,6 +71,7 @@ class Journal:
         self._wake = wake
         self._stand = stand
         self._flying_out: list[Outgoing] = []
+        self._reads: list[list[Batch]] = []  # for each read under way, the batches that became durable since
         self._fresh()
 
     def _fresh(self) -> None:
@@ -143,6 +171,28 @@ class Journal:
         (self.out if number == self.number else self._flying_out).append(outgoing)
         return True
 
+    # ---------------------------------------------------------------- reads of the store
+
+    @property
+    def open_changes(self) -> int:
+        """How many jobs the store may show otherwise than memory does."""
+        flying = 0 if self.flying is None else len(self.flying.jobs) + len(self.flying.removed)
+        return flying + len(self._saved) + len(self._removed)
+
+    def begin_read(self) -> list[Batch]:
+        """The store is about to be read: to be given to `end_read`."""
+        landed: list[Batch] = []
+        self._reads.append(landed)
+        return landed
+
+    def end_read(self, landed: list[Batch]) -> Changes:
+        """What the read may have missed."""
+        self._reads = [other for other in self._reads if other is not landed]
+        coming = [self._seal()] if self.dirty else []
+        if self.flying is not None:
+            coming.append(self.flying)
+        return Changes(coming, landed)
+
     # ---------------------------------------------------------------- commits
 
     def flush(self) -> None:
@@ -187,6 +237,8 @@ class Journal:
             self._stand(None)
         self.flying = None
         self.durable = batch.number
+        for landed in self._reads:
+            landed.append(batch)
         self.batches += 1
         self.rows += len(batch.jobs) + len(batch.removed)
         out, self._flying_out = self._flying_out, []

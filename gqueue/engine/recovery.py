@@ -49,6 +49,6 @@ def recover(engine: Engine, snapshot: Snapshot, now: int) -> None:
             job.edit().logs = logs[job.seq]
     for name, count in snapshot.completed.items():
         queue = index.queue(name)
-        engine.cold += count - queue.finished
+        engine.archive.jobs += count - queue.finished
         queue.finished = count
     engine.upkeep.start(now)

@@ -132,7 +132,7 @@ class Upkeep:
             index.completions.popleft()
             index.discard(job)
             if engine.keeps:
-                engine.cold += 1
+                engine.archive.jobs += 1
                 index.queues[job.queue].finished += 1
             else:
                 engine.journal.remove(job)
@@ -151,12 +151,20 @@ class Upkeep:
     def _retire(self, _item: None, now: int) -> None:
         """Delete completed jobs past their age, up to a slice; the rest follows at once."""
         engine = self.engine
-        age = engine.settings.completed_retention
-        if age is None:
+        if engine.settings.completed_retention is None or engine.degraded is not None:
             return
+        until = now - engine.settings.completed_retention
+        question = engine.archive.oldest(None, until=until, count=_SLICE)
+        if question is None or engine.recall is None:
+            self._retire_loaded(until, now)
+        else:
+            engine.recall(question, lambda error: None if error else self._retire_loaded(until, now))
+
+    def _retire_loaded(self, until: int, now: int) -> None:
+        engine = self.engine
         for _ in range(_SLICE):
             job = engine.index.oldest_completion()
-            if job is None or (job.finished_at or 0) > now - age:
+            if job is None or (job.finished_at or 0) > until:
                 return
             engine.index.completions.popleft()
             engine.index.discard(job)

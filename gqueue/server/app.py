@@ -18,6 +18,7 @@ from gevent.event import Event
 from gevent.server import StreamServer
 
 from gqueue import __version__
+from gqueue.engine.archive import Answer, Question, Recalled
 from gqueue.engine.engine import Engine, EngineSettings
 from gqueue.engine.journal import Journal, Outgoing
 from gqueue.engine.recovery import recover
@@ -32,6 +33,7 @@ from gqueue.wire import codec
 
 log = logging.getLogger("gqueue.server")
 
+_READS = 5  # of the same rows, when they change under each
 _RETRY_FIRST, _RETRY_LAST = 0.1, 5.0  # s between tries of a held batch (design I3)
 
 
@@ -104,7 +106,7 @@ class Server:
             deliver=self._deliver,
             new_id=new_ids(),
             random=Random(),
-            keeps=storage.durable,
+            recall=self.recall if storage.durable else None,
         )
         recover(self.engine, snapshot, self.clock.now())
         self.dispatch = Dispatch(self.engine, self.clock.now, self._tokens_now, __version__)
@@ -284,6 +286,30 @@ class Server:
         self._retry = min(self._retry * 2, _RETRY_LAST)
         timer.start(engine.journal.retry)
 
+    def recall(self, question: Question, then: Recalled) -> None:
+        """Bring archived jobs into the index, then go on; `then` gets the error of a store that cannot be read."""
+        gevent.spawn(self._recall, question, then)
+
+    def _recall(self, question: Question, then: Recalled) -> None:
+        engine = self.engine
+        failed: StorageError | None = None
+        for _ in range(_READS):
+            landed = engine.journal.begin_read()
+            try:
+                answer: Answer = self.host.read(lambda storage: _answer(storage, question))
+            except StorageError as error:
+                log.warning("cannot read the store (%s): %s", error.reason, error)
+                answer = [], []
+                failed = error
+            finally:
+                changes = engine.journal.end_read(landed)
+            if not engine.archive.admit(answer, changes, self.clock.now()):
+                break
+        then(failed)
+        engine.upkeep.shed()
+        engine.settle(self.clock.now())
+        self.rearm()
+
     # ---------------------------------------------------------------- stop
 
     def stop(self) -> int:
@@ -322,6 +348,11 @@ class Server:
         journal.flush()
         while (journal.flying is not None or journal.dirty) and time.monotonic() < deadline:
             gevent.sleep(0.002)
+
+
+def _answer(storage: Storage, question: Question) -> Answer:
+    rows = question(storage)
+    return rows, storage.logs_of([row.seq for row in rows])
 
 
 class _Listener(StreamServer):

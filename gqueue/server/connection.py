@@ -14,7 +14,9 @@ from typing import TYPE_CHECKING, Any
 import gevent
 from gevent.event import Event
 
+from gqueue.engine.archive import Question
 from gqueue.engine.delivery import Session
+from gqueue.errors import StorageError
 from gqueue.server import dispatch
 from gqueue.server.ratelimit import Window
 from gqueue.wire import codec
@@ -41,6 +43,7 @@ class Connection:
         self.parked = 0
         self.backlog: deque[tuple[dict[str, Any], int]] = deque()
         self.backlog_bytes = 0
+        self.held = False  # a command waits for archived jobs, and those behind it for the command
         self.partial_since: float | None = None  # monotonic s
         self.closed = False
         self.out: list[bytes] = []
@@ -128,7 +131,7 @@ class Connection:
             )
         elif type(fields) is bytes:
             self.send(dispatch.framed(fields))
-        elif self.parked >= _PLACES or self.backlog:
+        elif self.parked >= _PLACES or self.backlog or self.held:
             self.backlog.append((fields, len(payload)))  # type: ignore[arg-type]
             self.backlog_bytes += len(payload)
         else:
@@ -136,7 +139,7 @@ class Connection:
 
     def work_off(self) -> None:
         """A place is free: run what waited for it, in order."""
-        while self.backlog and self.parked < _PLACES and not self.closed:
+        while self.backlog and self.parked < _PLACES and not self.held and not self.closed:
             fields, size = self.backlog.popleft()
             self.backlog_bytes -= size
             self.server.dispatch.run(self, fields)
@@ -144,6 +147,23 @@ class Connection:
             self._room.set()
         self.flush()
         self.server.rearm()
+
+    def hold(self, question: Question, fields: dict[str, Any]) -> None:
+        """Put a command off until the store has answered; then it and what came after it run."""
+        self.held = True
+
+        def go_on(error: StorageError | None) -> None:
+            self.held = False
+            if self.closed:
+                return
+            if error is None:
+                self.server.dispatch.run(self, fields, recalled=True)
+            else:
+                text = f"Storage unavailable: {error.reason}"
+                self.send(dispatch.framed(codec.refusal(text, fields.get("reqId"))))
+            self.work_off()
+
+        self.server.recall(question, go_on)
 
     def _full(self) -> bool:
         return len(self.backlog) >= _BACKLOG or self.backlog_bytes >= _BACKLOG_BYTES

@@ -41,8 +41,11 @@ class Dispatch:
         self._connection: Any = None
         self._req_id: bytes | None = None
 
-    def run(self, connection: Any, fields: dict[str, Any]) -> None:
-        """One command of a connection; its reply goes out now, with a batch, or later when it is parked."""
+    def run(self, connection: Any, fields: dict[str, Any], *, recalled: bool = False) -> None:
+        """One command of a connection; its reply goes out now, with a batch, or later when it is parked.
+
+        A command that needs archived jobs is put off until they are `recalled`.
+        """
         req_id = fields.pop("reqId", None)
         name = fields.pop("cmd", None)
         if type(name) is not str or not name:
@@ -68,7 +71,14 @@ class Dispatch:
         try:
             if command.writes and engine.degraded is not None:
                 raise CommandError(f"Storage unavailable: {engine.degraded}")
-            reply = command.handler(command.request.read(fields), self)
+            request = command.request.read(fields)
+            if engine.archive.jobs and command.recalls is not None and not recalled:
+                question = command.recalls(request, engine.archive)
+                if question is not None:
+                    again = {"cmd": name, **fields} if req_id is None else {"cmd": name, **fields, "reqId": req_id}
+                    connection.hold(question, again)
+                    return
+            reply = command.handler(request, self)
             if reply is PARKED:
                 if engine.index.woken:
                     engine.settle(self.now)

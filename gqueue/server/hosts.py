@@ -79,6 +79,14 @@ class ThreadHost:
         """Commit a batch; `done` gets None, or the error after which it has to be sent again."""
         self._work.put((batch, done))
 
+    def read(self, ask: Callable[[Storage], T]) -> T:
+        """What `ask` finds in the store, on a thread beside the commits; only the calling greenlet waits. Re-raises."""
+        found: T
+        found, error = gevent.get_hub().threadpool.apply(_attempt, (ask, self.storage))
+        if error is not None:
+            raise error
+        return found
+
     def close(self) -> None:
         """Give the store up, after the running commit. Raises StorageError when the last flush failed."""
         self._stopped = True
@@ -122,3 +130,11 @@ class ThreadHost:
                     self.storage.maintain(idle=self._idle_ticks > 60)
             except StorageError as error:
                 log.warning("upkeep of the store failed: %s", error)
+
+
+def _attempt(ask: Callable[[Storage], Any], storage: Storage) -> tuple[Any, Exception | None]:
+    """An error comes back as a value: the thread pool would print it."""
+    try:
+        return ask(storage), None
+    except Exception as error:  # noqa: BLE001 - it is raised again where it belongs
+        return None, error
