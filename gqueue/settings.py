@@ -105,6 +105,7 @@ SETTINGS: tuple[Setting, ...] = (
         "Short for --storage sqlite:///FILE.",
     ),
     _setting("durability", "--durability", "DURABILITY", "storage.durability", _one_of("fsync", "commit"), "fsync", "What an ok survives: fsync a power cut, commit a crash of the broker."),
+    _setting("writer", "--writer", "WRITER", "storage.writer", _one_of("thread", "process"), "thread", "What commits to a SQLite file: a thread of the broker or a process beside it."),
     _setting("wait_for_lock", "--wait-for-lock", "WAIT_FOR_LOCK", "storage.wait_for_lock", _whole, 0, "Wait for another broker to give the store up.", "s"),
     _setting("allow_network_fs", "--allow-network-fs", "ALLOW_NETWORK_FS", "storage.allow_network_fs", _switch, False, "Accept a database on a network file system."),
     _setting("max_completed_jobs", "--max-completed-jobs", "MAX_COMPLETED_JOBS BUNQUEUE_MAX_COMPLETED_JOBS MAX_COMPLETED_JOBS", "storage.max_completed_jobs", _whole, 50_000, "Completed jobs kept in memory."),

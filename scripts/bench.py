@@ -35,8 +35,8 @@ OWN = f"{shlex.quote(sys.executable)} -m gqueue.server --port {{port}} --log-lev
 #: The broker's own modes, by name.
 MODES = {
     "memory": OWN + "memory://",
-    "commit": OWN + "sqlite:///{data} --durability commit",
-    "fsync": OWN + "sqlite:///{data}",
+    "commit": OWN + "sqlite:///{data} --durability commit --writer thread",
+    "fsync": OWN + "sqlite:///{data} --writer thread",
     "fsync-process": OWN + "sqlite:///{data} --writer process",
 }
 _BUSY = 0.8  # share of the clock that the load program may use

@@ -159,6 +159,13 @@ class Storage(ABC):
     def status(self) -> dict[str, Any]:
         """Figures for people: size in bytes and whatever else the kind knows. Never a secret."""
 
+    def release(self) -> tuple[int, dict[str, Any]]:
+        """Leave commits to a process that opens the store with these options: (descriptor of the lock, options).
+
+        Cold reads and upkeep stay here, and so does the lock. Only for a `forkable` store.
+        """
+        raise NotImplementedError
+
     def maintain(self, *, idle: bool) -> None:  # noqa: B027 - most stores have nothing to do
         """A slice of upkeep (checkpoints, reclaiming space). Called now and then on a thread of its own."""
 

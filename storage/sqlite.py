@@ -28,6 +28,7 @@ from gqueue.storage.base import STATE_NAMES, Batch, JobRow, Snapshot, Storage, S
 SCHEMA = 1
 _APPLICATION_ID = 0x67717565  # "gque": tells our files from other people's
 _LARGE = 4096  # bytes of payload kept beside its row
+_LAST_COMMIT = 10.0  # s that the writer process of a dead broker may take to end
 _ROWS = 1000  # of one statement, below the limit of variables
 _STATE_OF = {name: int(state) for state, name in STATE_NAMES.items()}
 _NAME_OF = {int(state): name for state, name in STATE_NAMES.items()}
@@ -167,19 +168,20 @@ class SQLiteStorage(Storage):
 
     def _take_lock(self) -> None:
         lock = os.open(f"{self.path}.lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        deadline = time.monotonic() + self.wait_for_lock
+        start = time.monotonic()
         while True:
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except OSError:
-                if time.monotonic() >= deadline:
-                    owner = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+                owner = os.pread(lock, 200, 0).decode(errors="replace").strip() or "another process"
+                wait = max(self.wait_for_lock, _LAST_COMMIT if _is_gone(owner) else 0)
+                if time.monotonic() - start >= wait:
                     os.close(lock)
                     raise StoreOwned(f"{self.path} is owned by {owner}") from None
-                time.sleep(0.05)
+                time.sleep(0.02)
         os.ftruncate(lock, 0)
-        os.pwrite(lock, f"pid {os.getpid()} on {socket.gethostname()}\n".encode(), 0)
+        os.pwrite(lock, _this_process().encode(), 0)
         self.lock_fd = lock
 
     def _drop_lock(self) -> None:
@@ -257,11 +259,16 @@ class SQLiteStorage(Storage):
                     connection.execute("ROLLBACK")
                 raise
 
-    def release(self) -> None:
-        """Give the write connection to another process; the lock stays with us."""
-        if self._connection is not None:
-            self._connection.close()
-            self._connection = None
+    def release(self) -> tuple[int, dict[str, Any]]:
+        self._writer.close()
+        self._connection = None
+        assert self.lock_fd is not None
+        return self.lock_fd, {
+            "url": f"sqlite:///{self.path}",
+            "durability": self.durability,
+            "max_pages": self.max_pages,
+            "busy_timeout": self.busy_timeout,
+        }
 
     def close(self) -> None:
         connection, self._connection = self._connection, None
@@ -271,9 +278,8 @@ class SQLiteStorage(Storage):
         try:
             if connection is not None:
                 with _translated():
-                    if not self._borrowed:
-                        with suppress(sqlite3.OperationalError):  # a reader from outside may keep it from shrinking
-                            connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+                    with suppress(sqlite3.OperationalError):  # a reader from outside may keep it from shrinking
+                        connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
                     connection.close()
         finally:
             self._drop_lock()
@@ -534,6 +540,25 @@ class SQLiteStorage(Storage):
             self._keeper.execute(f"PRAGMA wal_checkpoint({mode})").fetchall()
             if idle:
                 self._keeper.execute("PRAGMA incremental_vacuum(200)").fetchall()
+
+
+def _this_process() -> str:
+    """Who owns a lock, for people and for `_is_gone`."""
+    return f"pid {os.getpid()} on {socket.gethostname()}\n"
+
+
+def _is_gone(owner: str) -> bool:
+    """The owner named in a lock file has died, and its writer process is about to follow."""
+    match = re.fullmatch(r"pid (\d+) on (.*)", owner)
+    if match is None or match[2] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(match[1]), 0)
+    except ProcessLookupError:
+        return True
+    except PermissionError:
+        return False
+    return False
 
 
 def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:

@@ -26,7 +26,7 @@ from gqueue.errors import BadSetting, StartError, StorageError
 from gqueue.server.clock import Clock
 from gqueue.server.connection import Connection
 from gqueue.server.dispatch import Dispatch, framed
-from gqueue.server.hosts import ThreadHost
+from gqueue.server.hosts import host_of
 from gqueue.settings import Settings
 from gqueue.storage.base import Storage, open_storage
 from gqueue.wire import codec
@@ -71,7 +71,7 @@ class Server:
             allow_network_fs=settings.allow_network_fs,
         )
         self.kind = self._storage.kind
-        self.host = ThreadHost(self._storage)
+        self.host = host_of(self._storage, settings.writer)
 
     # ---------------------------------------------------------------- start
 
