@@ -202,14 +202,15 @@ def check_deliveries(ledger: Ledger) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(150)
+@pytest.mark.parametrize("writer", ["thread", "process"])
 def test_nothing_acknowledged_is_lost_and_nothing_is_held_twice_over_twenty_kills(
-    fresh_broker: Any, tmp_path: Path
+    fresh_broker: Any, tmp_path: Path, writer: str
 ) -> None:
     """R02, R03, R05, R113; conservation is proved from the file after each kill."""
     folder = tmp_path / "data"
     folder.mkdir()
     file = folder / "crash.db"
-    broker = fresh_broker(f"sqlite:///{file}")
+    broker = fresh_broker(f"sqlite:///{file}", args=["--writer", writer])
     ledger = Ledger()
     clients: list[Client] = [Producer(broker, ledger, seed) for seed in range(3)]
     clients += [Consumer(broker, ledger, 100 + seed) for seed in range(3)]

@@ -124,25 +124,32 @@ def full(pages: Path) -> Iterator[Fault]:
 
 
 @pytest.fixture(params=["locked", "io-error", "full"])
-def failing(request: pytest.FixtureRequest, fresh_broker: Any, tmp_path: Path) -> Iterator[tuple[Any, Path, Fault]]:
+def fault_name(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(params=["thread", "process"])
+def failing(
+    request: pytest.FixtureRequest, fault_name: str, fresh_broker: Any, tmp_path: Path
+) -> Iterator[tuple[Any, Path, Fault]]:
     """(broker, its file, the fault)."""
     file = tmp_path / "faults.db"
     env: dict[str, str] = {"STALL_CHECK_MS": "100"}
-    if request.param == "full":
+    if fault_name == "full":
         site = tmp_path / "site"
         site.mkdir()
         (site / "sitecustomize.py").write_text(SITE)
         path = [str(site), str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
         env |= {"PYTHONPATH": os.pathsep.join(path), "MAX_PAGES_FILE": str(tmp_path / "pages")}
-    if request.param == "io-error" and not hasattr(resource, "prlimit"):
+    if fault_name == "io-error" and not hasattr(resource, "prlimit"):
         pytest.skip("needs prlimit")
-    broker = fresh_broker(f"sqlite:///{file}", env=env)
+    broker = fresh_broker(f"sqlite:///{file}", env=env, args=["--writer", request.param])
     made = {
         "locked": lambda: locked(file),
         "io-error": lambda: limited(broker),
         "full": lambda: full(tmp_path / "pages"),
     }
-    with made[request.param]() as fault:
+    with made[fault_name]() as fault:
         yield broker, file, fault
 
 
