@@ -84,9 +84,11 @@ class Batch:
 
     @classmethod
     def unpack(cls, packed: bytes) -> Batch:
-        values = msgpack.unpackb(packed, strict_map_key=False, use_list=False)
+        values: list[Any] = msgpack.unpackb(packed, strict_map_key=False)
         batch = cls(*values)
-        batch.jobs = [JobRow._make(row) for row in values[1]]
+        batch.jobs = [JobRow._make(row) for row in batch.jobs]
+        for name in ("obliterated", "logs", "logs_trimmed"):
+            setattr(batch, name, [tuple(row) for row in getattr(batch, name)])
         return batch
 
 

@@ -14,6 +14,8 @@ import signal
 import socket
 import struct
 import sys
+from collections.abc import Callable
+from functools import partial
 
 import msgpack
 
@@ -52,11 +54,14 @@ def _read(sock: socket.socket, size: int) -> bytearray | None:
     return data
 
 
-def _attempt(storage: Storage, payload: bytes) -> StorageError | None:
+def _attempt(step: Callable[[], object]) -> StorageError | None:
+    """What is wrong after one step, if anything."""
     try:
-        storage.commit(Batch.unpack(payload))
+        step()
     except StorageError as error:
         return error
+    except StartError as error:  # of a file that the parent had opened a moment before
+        return StorageError("io_error", str(error))
     except Exception as error:  # noqa: BLE001 - a bug of ours: the parent must not take it for stored
         return StorageError("corrupt", f"internal error: {type(error).__name__}: {error}")
     return None
@@ -64,28 +69,17 @@ def _attempt(storage: Storage, payload: bytes) -> StorageError | None:
 
 def serve(sock: socket.socket, storage: Storage) -> None:
     """Commit what comes until the goodbye, or until the parent is gone."""
-    try:
-        storage.open()
-    except StorageError as error:
-        sock.sendall(answer(error))
-        return
-    except StartError as error:  # what the parent has opened a moment ago
-        sock.sendall(answer(StorageError("io_error", str(error))))
-        return
-    sock.sendall(answer(None))
-    while (head := _read(sock, HEADER.size)) is not None:
+    failed = _attempt(storage.open)
+    sock.sendall(answer(failed))
+    while failed is None and (head := _read(sock, HEADER.size)) is not None:
         payload = _read(sock, HEADER.unpack(head)[0])
         if payload is None:
             return
         if not payload:
-            error = None
-            try:
-                storage.close()
-            except StorageError as failed:
-                error = failed
-            sock.sendall(answer(error))
+            sock.sendall(answer(_attempt(storage.close)))
             return
-        sock.sendall(answer(_attempt(storage, bytes(payload))))
+        batch = Batch.unpack(bytes(payload))
+        sock.sendall(answer(_attempt(partial(storage.commit, batch))))
 
 
 def main() -> None:

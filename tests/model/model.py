@@ -1,4 +1,4 @@
-"""A small model of the broker, written from the specification (core 3 to 9, robustness R90, R91, R113), not from its code.
+"""A small model of the broker, from the specification (core 3 to 9, robustness R90, R91, R113), not from its code.
 
 It knows no index, no heap and no journal: a dict of jobs, and each rule as the specification words it. What chance
 decides (the jitter of a backoff, ids and tokens) it takes over from the broker, within the bounds of the rule.
@@ -26,7 +26,7 @@ ORPHAN_GRACE = 30_000  # ms that an unleased delivery outlives its broker (R113)
 TTL_SWEEP = 1_000  # ms that the removal of an expired job may be late (3.7)
 
 
-class Refusal(Exception):  # noqa: N818 - an answer, not a fault
+class Refusal(Exception):
     """What a refused command is answered."""
 
     @property

@@ -1,7 +1,8 @@
 """Random histories of commands, deadlines, dropped connections, restarts and crashes, against a small model.
 
 After each step every job is in the state that the model says, with the same attempts, lease and time to run; the counts
-add up (R02), no token is given twice (R05), claims come in order (R08), and what was acknowledged survives a crash (R03).
+add up (R02), no token is given twice (R05), claims come in order (R08), and what was acknowledged survives a crash
+(R03).
 After each restart an index built anew from the store equals the one that has lived through it all (design I1).
 
 GQUEUE_EXAMPLES=20 runs twenty times as many histories, and other ones each time.
