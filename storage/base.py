@@ -213,9 +213,10 @@ def job_row(job: Job, *, data: bool) -> JobRow:
         }
         if changed:
             rest["options"] = changed
-    if job.delivery:
+    started_at = job.started_at
+    if job.delivery != (started_at is not None):  # the usual numbers are 0, then 1
         rest["delivery"] = job.delivery
-    if job.heartbeat_at != job.created_at:
+    if job.heartbeat_at != (started_at or job.created_at):
         rest["heartbeat_at"] = job.heartbeat_at
     lease = job.lease
     if lease is not None:
@@ -235,7 +236,7 @@ def job_row(job: Job, *, data: bool) -> JobRow:
         job.run_at,
         job.attempts,
         job.created_at,
-        job.started_at,
+        started_at,
         job.finished_at,
         job.data if data else None,
         job.result,
@@ -272,8 +273,8 @@ def job_of(row: JobRow, options: dict[JobOptions, JobOptions]) -> Job:
     job.started_at = row.started_at
     job.finished_at = row.finished_at
     job.result = None if row.result is None else Packed(row.result)
-    job.delivery = rest.get("delivery", 0)
-    job.heartbeat_at = rest.get("heartbeat_at", job.created_at)
+    job.delivery = rest.get("delivery", int(row.started_at is not None))
+    job.heartbeat_at = rest.get("heartbeat_at", row.started_at or job.created_at)
     if "lease" in rest:
         token, ttl, expires_at, explicit, renewals = rest["lease"]
         job.lease = Lease(token, ttl, expires_at, explicit=explicit, renewals=renewals)

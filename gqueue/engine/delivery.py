@@ -152,7 +152,7 @@ class Delivery:
             if timeout:
                 engine.timers.after(self.timeout, now, timeout, job)
             index.enter(job, now)
-            engine.journal.save(job)
+            engine.journal.claim(job)
             if subscribers:
                 engine.events.publish("pulled", queue.name, job.id, now)
             jobs.append(job)

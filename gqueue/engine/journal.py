@@ -46,8 +46,8 @@ class Journal:
     """The open batch, the one in flight, and what waits for either.
 
     `submit(batch, done)` starts a commit off the hub; `release(outgoing)` sends what has become durable; `wake()` asks
-    for `flush` at the end of the turn; `stand(error)` tells of a store that stopped taking batches, or takes them
-    again.
+    for `flush` at the end of the turn, and `later()` for `ripen` in a few ms; `stand(error)` tells of a store that
+    stopped taking batches, or takes them again.
     """
 
     def __init__(
@@ -57,11 +57,13 @@ class Journal:
         submit: Callable[[Batch, Callable[[StorageError | None], None]], None],
         release: Callable[[list[Outgoing]], None],
         wake: Callable[[], None],
+        later: Callable[[], None],
         stand: Callable[[StorageError | None], None],
     ) -> None:
         self.number = number + 1  # of the open batch
         self.durable = number  # of the last batch that is safe
         self.dirty = False  # the open batch holds a change
+        self.urgent = False  # and is sent as soon as the store is free; claims alone can wait for company
         self.flying: Batch | None = None
         self.error: StorageError | None = None  # why the flying batch is held
         self.batches = 0  # committed since the start
@@ -69,6 +71,8 @@ class Journal:
         self._submit = submit
         self._release = release
         self._wake = wake
+        self._later = later
+        self._ripening = False
         self._stand = stand
         self._flying_out: list[Outgoing] = []
         self._reads: list[list[Batch]] = []  # for each read under way, the batches that became durable since
@@ -90,7 +94,7 @@ class Journal:
     # ---------------------------------------------------------------- changes
 
     def _touch(self) -> None:
-        self.dirty = True
+        self.dirty = self.urgent = True
         if self.flying is None:
             self._wake()
 
@@ -102,13 +106,30 @@ class Journal:
         self._with_data.add(seq)
         if job.options.durable:
             self._safe = True
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def save(self, job: Job) -> None:
         """Any other change of a job's record."""
         self._saved[job.seq] = job
-        if not self.dirty:
+        if not self.urgent:
+            self._touch()
+
+    def claim(self, job: Job) -> None:
+        """A delivery, which no reply waits for: it is stored with the next change, or by itself in a few ms.
+
+        The outcome of a short job meets it in the open batch, and the store sees one change instead of two.
+        """
+        self._saved[job.seq] = job
+        self.dirty = True
+        if not self.urgent and not self._ripening:
+            self._ripening = True
+            self._later()
+
+    def ripen(self) -> None:
+        """Claims that have found no company have waited long enough."""
+        self._ripening = False
+        if self.dirty and not self.urgent:
             self._touch()
 
     def remove(self, job: Job) -> None:
@@ -116,7 +137,7 @@ class Journal:
         self._saved.pop(seq, None)
         self._with_data.discard(seq)
         self._removed.add(seq)
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def obliterate(self, queue: str, seq: int) -> None:
@@ -128,33 +149,33 @@ class Journal:
         seqs = {job.seq for job in gone}
         self._logs = [entry for entry in self._logs if entry[0] not in seqs]
         self._obliterated.append((queue, seq))
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def log(self, job: Job, number: int, entry: bytes) -> None:
         self._logs.append((job.seq, number, entry))
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def trim_log(self, job: Job, start: int) -> None:
         """Entries of a job's log before number `start` are gone."""
         self._logs_trimmed[job.seq] = start
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def save_queue(self, name: str, settings: bytes | None) -> None:
         self._queues[name] = settings
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def save_proof(self, id: str, proof: bytes | None) -> None:
         self._proofs[id] = proof
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     def save_meta(self, key: str, value: bytes | None) -> None:
         self._meta[key] = value
-        if not self.dirty:
+        if not self.urgent:
             self._touch()
 
     # ---------------------------------------------------------------- waiting for a batch
@@ -168,6 +189,8 @@ class Journal:
         """Keep something until batch `number` is durable. False: it is already, send it."""
         if number <= self.durable:
             return False
+        if number == self.number and not self.urgent:
+            self._touch()
         (self.out if number == self.number else self._flying_out).append(outgoing)
         return True
 
@@ -202,7 +225,7 @@ class Journal:
         batch = self._seal()
         self.flying = batch
         self._flying_out = self.out
-        self.dirty = False
+        self.dirty = self.urgent = False
         self.number += 1
         self._fresh()
         self._submit(batch, self._done)
@@ -242,7 +265,7 @@ class Journal:
         self.batches += 1
         self.rows += len(batch.jobs) + len(batch.removed)
         out, self._flying_out = self._flying_out, []
-        if self.dirty:
+        if self.urgent:
             self.flush()  # before the replies: the store works while they are written
         if out:
             self._release(out)

@@ -34,6 +34,7 @@ from gqueue.wire import codec
 log = logging.getLogger("gqueue.server")
 
 _READS = 5  # of the same rows, when they change under each
+_CLAIMS_WAIT = 0.005  # s that deliveries wait for company before they are stored by themselves
 _RETRY_FIRST, _RETRY_LAST = 0.1, 5.0  # s between tries of a held batch (design I3)
 
 
@@ -90,7 +91,12 @@ class Server:
         settings = self.settings
         snapshot = storage.load(settings.max_completed_jobs)
         journal = Journal(
-            snapshot.number, submit=self.host.submit, release=self._release, wake=self._wake, stand=self._stand
+            snapshot.number,
+            submit=self.host.submit,
+            release=self._release,
+            wake=self._wake,
+            later=self._ripen_later,
+            stand=self._stand,
         )
         self.engine = Engine(
             EngineSettings(
@@ -200,6 +206,12 @@ class Server:
 
     def _wake(self) -> None:
         self._loop.run_callback(self.engine.journal.flush)
+
+    def _ripen_later(self) -> None:
+        self._loop.timer(_CLAIMS_WAIT).start(self._ripen)
+
+    def _ripen(self) -> None:
+        self.engine.journal.ripen()
 
     def touch(self, connection: Connection) -> None:
         """A connection has something to send; it leaves at the end of this turn."""

@@ -139,7 +139,12 @@ class Rig:
         self.storage.open()
         snapshot = self.storage.load(self.settings.max_completed_jobs)
         self.journal = Journal(
-            snapshot.number, submit=self._submit, release=_release, wake=self._wake, stand=_never_stands
+            snapshot.number,
+            submit=self._submit,
+            release=_release,
+            wake=self._wake,
+            later=lambda: None,  # `tick` and `flush` ripen
+            stand=_never_stands,
         )
         self.engine = Engine(
             self.settings,
@@ -208,6 +213,7 @@ class Rig:
         """Run the deadlines that are due now."""
         self.step += 1
         self.engine.tick(self.now)
+        self.journal.ripen()
         self.turn()
 
     # ---------------------------------------------------------------- the store
@@ -234,6 +240,7 @@ class Rig:
     def flush(self) -> None:
         """Everything becomes durable, and the store is fast again."""
         self.busy = False
+        self.journal.ripen()
         self.turn()
         while self.flight is not None:
             self.land()
@@ -307,7 +314,14 @@ class Rig:
         """A second engine, made from what the store has once everything is durable (design I1)."""
         self.flush()
         snapshot = self.storage.load(self.settings.max_completed_jobs)
-        journal = Journal(snapshot.number, submit=_no_commits, release=_release, wake=lambda: None, stand=_never_stands)
+        journal = Journal(
+            snapshot.number,
+            submit=_no_commits,
+            release=_release,
+            wake=lambda: None,
+            later=lambda: None,
+            stand=_never_stands,
+        )
         engine = Engine(
             self.settings,
             journal=journal,
