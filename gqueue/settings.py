@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -115,6 +116,9 @@ SETTINGS: tuple[Setting, ...] = (
     _setting("tls_cert", "--tls-cert", "TLS_CERT_FILE TLS_CERT_FILE", "server.tls_cert", _text, None, "Certificate (PEM)."),
     _setting("tls_key", "--tls-key", "TLS_KEY_FILE TLS_KEY_FILE", "server.tls_key", _text, None, "Key of the certificate (PEM)."),
     _setting("log_level", "--log-level", "LOG_LEVEL LOG_LEVEL", "logging.level", _one_of("debug", "info", "warning", "error"), "info", "Least important line to log."),
+    _setting("log_format", "--log-format", "LOG_FORMAT LOG_FORMAT", "logging.format", _one_of("text", "json"), "text", "Form of the log on stderr."),
+    _setting("pid_file", "--pid-file", "PID_FILE", "server.pid_file", _text, None, "File that holds the process number while the broker serves."),
+    _setting("check", "--check", "CHECK", "server.check", _switch, False, "Open and verify the store, print the settings without secrets, and exit."),
     _setting("shutdown_timeout", "--shutdown-timeout", "SHUTDOWN_TIMEOUT_MS SHUTDOWN_TIMEOUT_MS", "timeouts.shutdown", _duration, 30_000, "How long a stop waits for active jobs.", "ms"),
     _setting("rate_limit", "--rate-limit", "RATE_LIMIT_MAX_REQUESTS RATE_LIMIT_MAX_REQUESTS", "limits.requests", _whole, 100_000, "Requests of one connection in a window; 0 = no limit."),
     _setting("rate_window", "--rate-window", "RATE_LIMIT_WINDOW_MS RATE_LIMIT_WINDOW_MS", "limits.window", _duration, 1000, "The window of --rate-limit.", "ms"),
@@ -138,6 +142,18 @@ class Settings:
             setattr(self, setting.name, values.get(setting.name, setting.default))
         if self.data_path is not None:
             self.storage = f"sqlite:///{self.data_path}"
+
+    def shown(self) -> str:
+        """All of them, a line each, without secrets."""
+        lines = []
+        for setting in SETTINGS:
+            value = getattr(self, setting.name)
+            if setting.name == "auth_tokens":
+                value = f"({len(value)})"
+            elif setting.name == "storage":
+                value = re.sub(r"(://[^/@]*:)[^/@]*@", r"\1***@", value)
+            lines.append(f"{setting.key} = {'' if value is None else value}")
+        return "\n".join(lines)
 
     def __getattr__(self, name: str) -> Any:
         raise AttributeError(name)

@@ -65,8 +65,7 @@ class Admission:
 
     def push(self, queue: str, new: NewJob, now: int) -> tuple[str, bool]:
         """The id of the job, and whether it was there before: found by its custom id, unique key or debounce id."""
-        if self.engine.closing:
-            raise Refused("Server is shutting down")
+        self._check_open()
         if new.extra is not None or new.fault is not None or new.custom_id is not None:
             self._check(queue, new, (), now)
             self._check_groups(queue, [new], now)
@@ -74,10 +73,16 @@ class Admission:
         self._tell(queue, [(id, fresh)], now)
         return id, not fresh
 
-    def push_all(self, queue: str, news: list[NewJob], now: int) -> list[str]:
-        """The ids, one for each member in order. Raises with the member's index in front, before anything is stored."""
+    def _check_open(self) -> None:
+        """Whether any job is let in now. Raises Refused."""
         if self.engine.closing:
             raise Refused("Server is shutting down")
+        if self.engine.full:
+            raise Refused("Storage unavailable: disk_full")
+
+    def push_all(self, queue: str, news: list[NewJob], now: int) -> list[str]:
+        """The ids, one for each member in order. Raises with the member's index in front, before anything is stored."""
+        self._check_open()
         if not self.check_all(queue, news, now):
             self._check_groups(queue, news, now)
         admitted = [self._admit(queue, new, now) for new in news]

@@ -60,6 +60,7 @@ class Engine:
         self.recall = recall  # asks the store for archived jobs, then calls back
         self.seq = 0  # the last one given out
         self.degraded: str | None = None  # why the store takes no batch now
+        self.full = False  # the store has little room: no new pushes (R24)
         self.closing = False  # no new pushes and pulls (R111)
         self.index = Index()
         self.timers = Timers()

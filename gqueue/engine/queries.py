@@ -64,6 +64,17 @@ class Queries:
         """Jobs of a queue in any state (core 7.8)."""
         return sum(self.counts(name, now).values())
 
+    def totals(self) -> dict[str, int]:
+        """Jobs by the stored state, of all queues."""
+        queues = self.engine.index.queues.values()
+        return {
+            "queued": sum(queue.ready + queue.delayed_live for queue in queues),
+            "active": sum(len(queue.active) for queue in queues),
+            "blocked": sum(len(queue.blocked) for queue in queues),
+            "failed": sum(len(queue.failed) for queue in queues),
+            "completed": sum(queue.finished for queue in queues),
+        }
+
     def per_priority(self, name: str) -> dict[str, int]:
         """Queued jobs of a queue by priority, as text (core 7.7)."""
         queue = self.engine.index.queues.get(name)

@@ -23,7 +23,7 @@ def main() -> int:
         print(f"gqueue-server {__version__}")
         return 0
     try:
-        return run(Settings.load(argv, os.environ))
+        return run(lambda: Settings.load(argv, os.environ))
     except StartError as error:
         print(f"gqueue-server: {error}", file=sys.stderr)
         return error.code

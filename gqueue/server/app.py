@@ -10,11 +10,13 @@ import socket
 import ssl
 import sys
 import time
+from collections.abc import Callable
 from random import Random
 from typing import Any
 
 import gevent
 from gevent.event import Event
+from gevent.pool import Pool
 from gevent.server import StreamServer
 
 from gqueue import __version__
@@ -27,12 +29,17 @@ from gqueue.server.clock import Clock
 from gqueue.server.connection import Connection
 from gqueue.server.dispatch import Dispatch, framed
 from gqueue.server.hosts import host_of
+from gqueue.server.process import log_to_stderr, most_connections, notify, pid_file, watchdog_interval
 from gqueue.settings import Settings
 from gqueue.storage.base import Storage, open_storage
 from gqueue.wire import codec
 
 log = logging.getLogger("gqueue.server")
 
+_SAY_TOKEN = 10.0  # s until a connection has to have said its token (R71)
+_HANDSHAKE = 10.0  # s for TLS
+_UNSENT = 512 << 20  # bytes of all connections together (R72)
+_ROOM = 64 << 20  # bytes below which no new job is taken (R24)
 _READS = 5  # of the same rows, when they change under each
 _CLAIMS_WAIT = 0.005  # s that deliveries wait for company before they are stored by themselves
 _RETRY_FIRST, _RETRY_LAST = 0.1, 5.0  # s between tries of a held batch (design I3)
@@ -52,8 +59,10 @@ class Server:
 
     def __init__(self, settings: Settings) -> None:
         self.settings = settings
+        self.places = Pool(most_connections())
         self.clock = Clock()
         self.connections: set[Connection] = set()
+        self.listeners: list[StreamServer] = []
         self.stopping = Event()
         self.exit_code = 0
         self.engine: Engine
@@ -148,21 +157,32 @@ class Server:
             raise BadSetting(f"Cannot use the TLS certificate: {error}") from None
         return context
 
-    def listen(self) -> list[StreamServer]:
+    def reload(self, settings: Settings) -> None:
+        """Tokens, certificates and the log level anew; the rest needs a restart. Raises BadSetting, nothing changed."""
+        before, self.settings = self.settings, settings
+        try:
+            tokens = self._tokens()
+            context = self._tls()
+        except BadSetting:
+            self.settings = before
+            raise
+        self.dispatch.tokens = tokens
+        self._context = context
+        logging.getLogger().setLevel(settings.log_level.upper())
+
+    def listen(self) -> None:
         """Bind. Raises StartError."""
-        context = self._context
         address = (self.settings.host, self.settings.port)
-        options: dict[str, Any] = {} if context is None else {"ssl_context": context}
-        tcp = _Listener(address, self._serve, backlog=1024, **options)
+        serve = self._serve if self._context is None else self._serve_secure
+        tcp = StreamServer(address, serve, backlog=1024, spawn=self.places)
         try:
             tcp.start()
         except OSError as error:
             raise StartError(f"Cannot listen on {address[0]}:{address[1]}: {error.strerror or error}") from None
         tcp.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listeners: list[StreamServer] = [tcp]
+        self.listeners.append(tcp)
         if self.settings.socket is not None:
-            listeners.append(self._listen_unix(self.settings.socket))
-        return listeners
+            self.listeners.append(self._listen_unix(self.settings.socket))
 
     def _listen_unix(self, path: str) -> StreamServer:
         sock = socket.socket(socket.AF_UNIX)
@@ -175,9 +195,20 @@ class Server:
         except OSError as error:
             raise StartError(f"Cannot listen on {path}: {error.strerror}") from None
         sock.setblocking(False)
-        unix = _Listener(sock, self._serve)
+        unix = StreamServer(sock, self._serve, spawn=self.places)
         unix.start()
         return unix
+
+    def _serve_secure(self, sock: Any, address: Any) -> None:
+        """A failed handshake ends that connection only, without a word on stderr (L14)."""
+        assert self._context is not None
+        try:
+            with gevent.Timeout(_HANDSHAKE):
+                secure = self._context.wrap_socket(sock, server_side=True)
+        except (ssl.SSLError, OSError, gevent.Timeout):
+            sock.close()
+            return
+        self._serve(secure, address)
 
     def _serve(self, sock: Any, _address: Any) -> None:
         if sock.family != socket.AF_UNIX:
@@ -263,16 +294,47 @@ class Server:
             log.exception("a deadline failed")
         self._set_timer(self.engine.timers.next)
 
-    def watch_frames(self) -> None:
-        """Reset connections that leave a frame unfinished (core 1.5)."""
+    # ---------------------------------------------------------------- what is looked at now and then
+
+    def watch(self) -> None:
+        """Connections that hold the broker up, and the room that is left for the store."""
         limit = self.settings.idle_timeout / 1000
-        while limit:
-            gevent.sleep(min(1.0, limit / 4))
-            now = time.monotonic()
-            for connection in [
-                c for c in self.connections if c.partial_since is not None and now - c.partial_since > limit
-            ]:
+        pause = min(1.0, limit / 4) if limit else 1.0
+        while True:
+            gevent.sleep(pause)
+            try:
+                self._watch_connections(limit)
+                self._watch_room()
+            except Exception:
+                log.exception("a periodic check failed")
+
+    def _watch_connections(self, limit: float) -> None:
+        """Reset those that leave a frame unfinished (core 1.5), say no token (R71), or have too much unsent (R72)."""
+        now = time.monotonic()
+        for connection in list(self.connections):
+            since = connection.partial_since
+            if limit and since is not None and now - since > limit:
                 connection.abort(reset=True)
+            elif not connection.authenticated and now - connection.opened > _SAY_TOKEN:
+                connection.abort()
+        unsent = {connection: connection.unsent for connection in self.connections}
+        total = sum(unsent.values())
+        for connection in sorted(unsent, key=lambda one: unsent[one], reverse=True):
+            if total <= _UNSENT:
+                break
+            log.warning("closed a connection with %d bytes unsent", unsent[connection])
+            connection.abort()
+            total -= unsent[connection]
+
+    def _watch_room(self) -> None:
+        """With little room left new jobs are refused, so that the running ones can still end (R24)."""
+        if not self._storage.durable:
+            return
+        free: int = self.host.read(lambda storage: storage.status().get("free_bytes", _ROOM))
+        full = free < _ROOM
+        if full != self.engine.full:
+            self.engine.full = full
+            log.warning("%d MiB left for the store: new jobs are %s", free >> 20, "refused" if full else "taken again")
 
     # ---------------------------------------------------------------- the store
 
@@ -367,43 +429,71 @@ def _answer(storage: Storage, question: Question) -> Answer:
     return rows, storage.logs_of([row.seq for row in rows])
 
 
-class _Listener(StreamServer):
-    """Accepts; a failed TLS handshake ends that connection only, without a word on stderr (L14)."""
+def run(read: Callable[[], Settings]) -> int:
+    """Run a broker until a signal ends it; its exit code. `read` reads the settings, again at each SIGHUP.
 
-    def wrap_socket_and_handle(self, client_socket: Any, address: Any) -> Any:
-        try:
-            return super().wrap_socket_and_handle(client_socket, address)
-        except (ssl.SSLError, OSError):
-            client_socket.close()
-            return None
-
-
-def run(settings: Settings) -> int:
-    """Run a broker until a signal ends it; its exit code. Raises StartError before it serves."""
-    logging.basicConfig(
-        stream=sys.stderr, level=settings.log_level.upper(), format="%(asctime)s %(levelname)s %(name)s %(message)s"
-    )
+    Raises StartError before it serves.
+    """
+    settings = read()
+    log_to_stderr(settings.log_level, settings.log_format)
     os.umask(0o077)
     server = Server(settings)
     server.load()
+    if settings.check:
+        print(settings.shown())
+        server.host.close()
+        return 0
     try:
-        listeners = server.listen()
+        with pid_file(settings.pid_file):
+            return _serve(server, read)
     except StartError:
         server.host.close()
         raise
 
-    def on_signal() -> None:
+
+def _serve(server: Server, read: Callable[[], Settings]) -> int:
+    settings = server.settings
+    server.listen()
+
+    def stop() -> None:
         if server.stopping.is_set():
             os._exit(1)
         server.stopping.set()
 
-    gevent.signal_handler(signal.SIGTERM, on_signal)
-    gevent.signal_handler(signal.SIGINT, on_signal)
-    gevent.spawn(server.watch_frames)
-    jobs = len(server.engine.index)
-    log.info("gqueue %s, storage %s, durability %s, %d jobs", __version__, server.kind, settings.durability, jobs)
-    print(f"listening {settings.host}:{listeners[0].server_port}", flush=True)
+    def reload() -> None:
+        try:
+            server.reload(read())
+            log.info("settings read again")
+        except StartError as error:
+            log.warning("settings not read again: %s", error)
+
+    gevent.signal_handler(signal.SIGTERM, stop)
+    gevent.signal_handler(signal.SIGINT, stop)
+    gevent.signal_handler(signal.SIGHUP, reload)
+    gevent.spawn(server.watch)
+    interval = watchdog_interval()
+    if interval is not None:
+        gevent.spawn(_sign_of_life, interval)
+    log.info(
+        "gqueue %s, storage %s, durability %s, %s, auth %s, tls %s",
+        __version__,
+        server.kind,
+        settings.durability,
+        ", ".join(f"{count} {state}" for state, count in server.engine.queries.totals().items() if count) or "no jobs",
+        "on" if server.dispatch.tokens else "off",
+        "off" if settings.tls_cert is None else "on",
+    )
+    print(f"listening {settings.host}:{server.listeners[0].server_port}", flush=True)
+    notify("READY=1")
     server.stopping.wait()
-    for listener in listeners:
+    notify("STOPPING=1")
+    for listener in server.listeners:
         listener.close()
     return server.stop()
+
+
+def _sign_of_life(interval: float) -> None:
+    """From the hub, so that one that hangs is noticed."""
+    while True:
+        notify("WATCHDOG=1")
+        gevent.sleep(interval)

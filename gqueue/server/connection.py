@@ -38,6 +38,7 @@ class Connection:
         self.server = server
         self.sock = sock
         self.session = Session(self)
+        self.opened = time.monotonic()  # s
         self.authenticated = not server.dispatch.tokens
         self.failed_auths = 0
         self.parked = 0
@@ -217,10 +218,15 @@ class Connection:
         self._write_watcher.start(self._writable)
         self._bound()
 
+    @property
+    def unsent(self) -> int:
+        """Bytes that wait for the client to read."""
+        return len(self._unsent) + sum(map(len, self.out))
+
     def _bound(self) -> None:
         """A reader that is too slow loses its connection (core 1.12)."""
         limit = self.server.settings.max_write_queue
-        if limit and len(self._unsent) + sum(map(len, self.out)) > limit:
+        if limit and self.unsent > limit:
             self.abort()
 
     def _writable(self) -> None:
