@@ -201,10 +201,11 @@ def test_with_little_room_new_jobs_are_refused_and_running_ones_can_end(fresh_br
 
 THREADS = """
 import os, sqlite3, _thread
-hub = _thread.get_ident()
+ident = _thread.get_ident  # as it is before gevent patches it
+hub = ident()
 def checked(name):
     def call(self, *args):
-        if _thread.get_ident() == hub and os.path.exists(os.environ["SERVING"]):
+        if ident() == hub and os.path.exists(os.environ["SERVING"]):
             os.write(2, b"sqlite3 on the hub\\n")
             os._exit(99)
         return getattr(super(Connection, self), name)(*args)
