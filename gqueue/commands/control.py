@@ -20,6 +20,7 @@ from gqueue.commands.kinds import (
 )
 from gqueue.commands.registry import Context, Nil, Request, command
 from gqueue.engine.archive import Archive, Question
+from gqueue.engine.turns import Turns
 from gqueue.errors import BadRequest
 from gqueue.model import Packed
 
@@ -132,8 +133,8 @@ class PromoteJobs(Request):
 
 
 @command(PromoteJobs, group="control", writes=True)
-def promote_jobs(req: PromoteJobs, ctx: Context) -> dict[str, Any]:
-    return {"count": ctx.engine.control.promote_all(req.queue, req.count, ctx.now)}
+def promote_jobs(req: PromoteJobs, ctx: Context) -> Turns[dict[str, Any]]:
+    return {"count": (yield from ctx.engine.control.promote_all(req.queue, req.count, ctx.now))}
 
 
 class MoveToWait(Request):
@@ -249,8 +250,8 @@ class Drain(Request):
 
 
 @command(Drain, group="queue", writes=True)
-def drain(req: Drain, ctx: Context) -> dict[str, Any]:
-    return {"count": ctx.engine.control.drain(req.queue, ctx.now)}
+def drain(req: Drain, ctx: Context) -> Turns[dict[str, Any]]:
+    return {"count": (yield from ctx.engine.control.drain(req.queue, ctx.now))}
 
 
 class Obliterate(Request):
@@ -260,8 +261,8 @@ class Obliterate(Request):
 
 
 @command(Obliterate, group="queue", writes=True)
-def obliterate(req: Obliterate, ctx: Context) -> dict[str, Any]:
-    ctx.engine.control.obliterate(req.queue, ctx.now)
+def obliterate(req: Obliterate, ctx: Context) -> Turns[dict[str, Any]]:
+    yield from ctx.engine.control.obliterate(req.queue, ctx.now)
     return {}
 
 
@@ -279,8 +280,8 @@ def _cleanable(req: Clean, archive: Archive) -> Question | None:
 
 
 @command(Clean, group="queue", writes=True, recalls=_cleanable)
-def clean(req: Clean, ctx: Context) -> dict[str, Any]:
-    ids = ctx.engine.control.clean(req.queue, req.grace, req.state, req.limit, ctx.now)
+def clean(req: Clean, ctx: Context) -> Turns[dict[str, Any]]:
+    ids = yield from ctx.engine.control.clean(req.queue, req.grace, req.state, req.limit, ctx.now)
     return {"count": len(ids), "ids": ids}
 
 
@@ -309,8 +310,9 @@ def _retriable(req: RetryCompleted, archive: Archive) -> Question | None:
 
 
 @command(RetryCompleted, group="queue", writes=True, recalls=_retriable)
-def retry_completed(req: RetryCompleted, ctx: Context) -> dict[str, Any]:
-    return {"count": ctx.engine.control.retry_completed(req.queue, req.id, req.count, req.timestamp, ctx.now)}
+def retry_completed(req: RetryCompleted, ctx: Context) -> Turns[dict[str, Any]]:
+    control = ctx.engine.control
+    return {"count": (yield from control.retry_completed(req.queue, req.id, req.count, req.timestamp, ctx.now))}
 
 
 # ---------------------------------------------------------------- unique keys

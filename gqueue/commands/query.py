@@ -10,6 +10,7 @@ from gqueue.commands.registry import PARKED, Context, Kind, Request, command
 from gqueue.engine.archive import Archive, Question
 from gqueue.engine.events import Wait
 from gqueue.engine.states import state_name
+from gqueue.engine.turns import Turns
 from gqueue.errors import BadRequest
 from gqueue.model import State
 
@@ -95,8 +96,10 @@ def _page(req: GetJobs, archive: Archive) -> Question | None:
 
 
 @command(GetJobs, group="query", recalls=_page)
-def get_jobs(req: GetJobs, ctx: Context) -> dict[str, Any]:
-    page = ctx.engine.queries.page(req.queue, req.state, limit=req.limit, offset=req.offset, asc=req.asc, now=ctx.now)
+def get_jobs(req: GetJobs, ctx: Context) -> Turns[dict[str, Any]]:
+    page = yield from ctx.engine.queries.page(
+        req.queue, req.state, limit=req.limit, offset=req.offset, asc=req.asc, now=ctx.now
+    )
     return {"jobs": views.packed_list([views.job_with_outcome(job, state) for job, state in page])}
 
 

@@ -21,6 +21,7 @@ from typing import (
 from gqueue.engine.archive import Archive, Question
 from gqueue.engine.delivery import Session
 from gqueue.engine.engine import Engine
+from gqueue.engine.turns import Turns
 from gqueue.errors import BadRequest
 
 #: A handler's answer when the reply comes later, by the function that `Context.park` gave.
@@ -34,7 +35,8 @@ class Answer(Protocol):
     def __call__(self, fields: dict[str, Any], revealed: int | None = None, /) -> None: ...
 
 
-Handler = Callable[[Any, Any], dict[str, Any]]
+#: A handler that may have to deal with many jobs is a generator: it yields when others may go (`engine/turns.py`).
+Handler = Callable[[Any, Any], dict[str, Any] | Turns[dict[str, Any]]]
 Recalls = Callable[[Any, Archive], Question | None]
 
 
@@ -235,7 +237,7 @@ class Command:
         name: str,
         group: str,
         request: type[Request],
-        handler: Callable[[Any, Any], dict[str, Any]],
+        handler: Handler,
         *,
         writes: bool,
         waits: bool,

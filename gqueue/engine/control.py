@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from heapq import nsmallest
 from typing import TYPE_CHECKING, Any
 
 from gqueue.engine import history
 from gqueue.engine.queue import Queue
 from gqueue.engine.settlement import RETIRED
 from gqueue.engine.states import state_name
+from gqueue.engine.turns import SLICE, Turns, first_of
 from gqueue.errors import NotFound, Refused, WrongState
 from gqueue.model import Job, Packed, State
 
@@ -103,16 +103,26 @@ class Control:
 
         self._requeue(job, now, now)
 
-    def promote_all(self, name: str, count: int | None, now: int) -> int:
+    def promote_all(self, name: str, count: int | None, now: int) -> Turns[int]:
         """Promote the oldest delayed jobs of a queue by (created_at, id); how many."""
         queue = self.engine.index.queues.get(name)
         if queue is None or (count is not None and count <= 0):
             return 0
         queue.mature(now)
-        jobs = _oldest(queue.delayed_jobs(), count)
-        for job in jobs:
-            self._requeue(job, now, now)
-        return len(jobs)
+        wanted = queue.delayed_live if count is None else count
+        jobs = yield from first_of(queue.delayed_jobs(), wanted, lambda job: (job.created_at, job.id))
+        promoted = 0
+        for number, job in enumerate(jobs, 1):
+            if job.state is State.QUEUED and job.run_at > now and self._is_here(job):
+                self._requeue(job, now, now)
+                promoted += 1
+            if number % SLICE == 0:
+                yield
+        return promoted
+
+    def _is_here(self, job: Job) -> bool:
+        """Not removed in a turn of somebody else's."""
+        return self.engine.index.get(job.id) is job
 
     def _requeue(self, job: Job, run_at: int, now: int) -> None:
         """Give a queued job another time."""
@@ -286,68 +296,90 @@ class Control:
             self.engine.index.woken.append(queue)
         self.engine.events.publish("resumed", name, "", now)
 
-    def drain(self, name: str, now: int) -> int:
+    def drain(self, name: str, now: int) -> Turns[int]:
         """Remove every queued job; how many (core 9.3)."""
         queue = self.engine.index.queues.get(name)
         if queue is None:
             return 0
         queue.mature(now)
-        jobs = [*queue.ready_jobs(), *queue.delayed_jobs()]
-        self._remove_all(jobs, now, "drained")
-        if jobs:
-            self.engine.events.publish("drained", name, "", now, data={"count": len(jobs)})
-        return len(jobs)
+        gone = yield from self._remove_all([*queue.ready_jobs(), *queue.delayed_jobs()], now, "drained")
+        if gone:
+            self.engine.events.publish("drained", name, "", now, data={"count": len(gone)})
+        return len(gone)
 
-    def _remove_all(self, jobs: list[Job], now: int, reason: str) -> None:
+    def _remove_all(self, jobs: list[Job], now: int, reason: str) -> Turns[list[str]]:
+        """Remove jobs, all in one state, that still are in it when their turn comes; their ids."""
         engine = self.engine
+        state = jobs[0].state if jobs else None
         told = len(jobs) <= _TOLD
-        for job in jobs:
-            if told:
-                engine.remove(job, now, reason=reason, prev=state_name(job, now))
-            else:
-                engine.index.discard(job)
-                engine.journal.remove(job)
-                if engine.events.waits:
-                    engine.events.gone(job)
+        gone = []
+        for number, job in enumerate(jobs, 1):
+            if job.state is state and self._is_here(job):
+                gone.append(job.id)
+                if told:
+                    engine.remove(job, now, reason=reason, prev=state_name(job, now))
+                else:
+                    engine.index.discard(job)
+                    engine.journal.remove(job)
+                    if engine.events.waits:
+                        engine.events.gone(job)
+            if number % SLICE == 0:
+                yield
+        return gone
 
-    def obliterate(self, name: str, now: int) -> None:
-        """Everything of a queue is gone: jobs in every state, settings, the name itself (core 9.4)."""
+    def obliterate(self, name: str, now: int) -> Turns[None]:
+        """Everything of a queue is gone: jobs in every state, settings, the name itself (core 9.4).
+
+        Jobs that are pushed in a turn of somebody else's come after it, and stay.
+        """
         engine = self.engine
-        queue = engine.index.queues.get(name)
+        index = engine.index
+        queue = index.queues.get(name)
         if queue is None:
             return
-        for job in list(queue.active.values()):
-            engine.settlement.leave(job, None, now, fate=RETIRED)
-            engine.events.gone(job)
-        queued = [*queue.ready_jobs(), *queue.delayed_jobs(), *queue.blocked.values()]
-        for job in queued:
-            engine.index.discard(job)
-            engine.events.gone(job)
-        for job in [*queue.completed.values(), *queue.failed.values()]:
-            engine.index.discard(job)
+        last = engine.seq
+        for number, job in enumerate(queue.members(), 1):
+            if self._is_here(job):
+                ended = job.state in (State.COMPLETED, State.FAILED)
+                if job.state is State.ACTIVE:
+                    engine.settlement.leave(job, None, now, fate=RETIRED)
+                else:
+                    index.discard(job)
+                    engine.journal.remove(job)
+                if not ended:
+                    engine.events.gone(job)
+            if number % SLICE == 0:
+                yield
+        for job in list(queue.completed.values()):
+            if job.seq <= last:  # recalled meanwhile
+                index.discard(job)
+        later = queue.members()
+        for job in later:
+            index.leave(job)
         engine.archive.jobs -= queue.finished
         queue.finished = 0
-        engine.journal.obliterate(name, engine.seq)
+        engine.journal.obliterate(name, last)
         engine.journal.save_queue(name, None)
-        engine.index.forget(queue)
+        index.forget(queue)
+        for job in later:
+            index.enter(job, now)
         engine.events.publish("removed", name, "", now, data={"reason": "obliterated"})
 
-    def clean(self, name: str, grace: int, state: str | None, limit: int, now: int) -> list[str]:
+    def clean(self, name: str, grace: int, state: str | None, limit: int, now: int) -> Turns[list[str]]:
         """Remove the oldest jobs in a state that were there before `now - grace`; their ids (core 9.5)."""
         queue = self.engine.index.queues.get(name)
         if queue is None or limit <= 0:
             return []
         queue.mature(now)
         before = now - grace
-        finished = state in ("completed", "failed")
-        if finished:
+        if state in ("completed", "failed"):
             old = [job for job in self._cleanable(queue, state) if (job.finished_at or 0) <= before]
-            jobs = nsmallest(limit, old, key=lambda job: (job.finished_at or 0, job.seq))
+            jobs = yield from first_of(old, limit, lambda job: (job.finished_at or 0, job.seq))
         else:
             old = [job for job in self._cleanable(queue, state) if job.created_at <= before]
-            jobs = nsmallest(limit, old, key=lambda job: (job.created_at, job.seq))
-        self._remove_all(jobs, now, "cleaned")
-        return [job.id for job in jobs]
+            jobs = yield from first_of(old, limit, lambda job: (job.created_at, job.seq))
+        ids = yield from self._remove_all(jobs, now, "cleaned")
+        return ids
 
     def _cleanable(self, queue: Queue, state: str | None) -> Iterable[Job]:
         if state is None:
@@ -366,7 +398,9 @@ class Control:
             return list(queue.failed.values())
         return ()
 
-    def retry_completed(self, name: str, id: str | None, count: int | None, until: float | None, now: int) -> int:
+    def retry_completed(
+        self, name: str, id: str | None, count: int | None, until: float | None, now: int
+    ) -> Turns[int]:
         """Completed jobs go through the queue again, oldest completion first; how many (core 9.7)."""
         queue = self.engine.index.queues.get(name)
         if queue is None or (count is not None and count <= 0 and id is None):
@@ -375,15 +409,16 @@ class Control:
             job = self.engine.index.get(id)
             jobs = [job] if job is not None and job.queue == name and job.state is State.COMPLETED else []
         else:
-            jobs = sorted(queue.completed.values(), key=lambda job: (job.finished_at or 0, job.seq))
-            if until is not None:
-                jobs = [job for job in jobs if (job.finished_at or 0) <= until]
-            jobs = jobs[:count]
+            jobs = [job for job in queue.completed.values() if until is None or (job.finished_at or 0) <= until]
+            wanted = len(jobs) if count is None else count
+            jobs = yield from first_of(jobs, wanted, lambda job: (job.finished_at or 0, job.seq))
         revived = 0
-        for job in jobs:
-            if not self._key_taken(job, now):
+        for number, job in enumerate(jobs, 1):
+            if job.state is State.COMPLETED and self._is_here(job) and not self._key_taken(job, now):
                 self._restart(job, now, prev="completed")
                 revived += 1
+            if number % SLICE == 0:
+                yield
         return revived
 
     # ---------------------------------------------------------------- unique keys
@@ -460,10 +495,3 @@ def _stall_value(key: str, value: Any) -> Any:
     if not 0 <= number < 2**53:
         return None
     return int(number) if number == int(number) else number
-
-
-def _oldest(jobs: Iterable[Job], count: int | None) -> list[Job]:
-    def key(job: Job) -> tuple[int, str]:
-        return job.created_at, job.id
-
-    return sorted(jobs, key=key) if count is None else nsmallest(count, jobs, key=key)

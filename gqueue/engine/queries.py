@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from heapq import nlargest, nsmallest
 from typing import TYPE_CHECKING
 
 from gqueue.engine.queue import Queue
 from gqueue.engine.states import state_name
+from gqueue.engine.turns import Turns, first_of
 from gqueue.errors import NotFound
 from gqueue.model import Job
 
@@ -82,19 +82,20 @@ class Queries:
 
     def page(
         self, name: str, states: list[str] | None, *, limit: int, offset: int, asc: bool, now: int
-    ) -> list[tuple[Job, str]]:
+    ) -> Turns[list[tuple[Job, str]]]:
         """Jobs of a queue with the state each matched under, by (created_at, id) (core 7.5)."""
         queue = self.engine.index.queues.get(name)
         if queue is None or limit == 0:
             return []
         queue.mature(now)
-        found: dict[int, tuple[Job, str]] = {}
-        for state in dict.fromkeys(states or _ALL):
-            for job in self._in_state(queue, "waiting" if state == "wait" else state, listed=bool(states)):
-                found.setdefault(job.seq, (job, "" if state != "paused" else state))
-        pick = nsmallest if asc else nlargest
-        wanted = pick(offset + limit, found.values(), key=lambda pair: (pair[0].created_at, pair[0].id))[offset:]
-        return [(job, state or state_name(job, now)) for job, state in wanted]
+        wanted = dict.fromkeys("waiting" if state == "wait" else state for state in states or _ALL)
+        first: list[tuple[Job, str]] = []
+        for state in wanted:
+            jobs = self._in_state(queue, state, listed=bool(states))
+            some = yield from first_of(jobs, offset + limit, _creation, last=not asc)
+            first += [(job, "paused" if state == "paused" else "") for job in some]
+        first.sort(key=lambda pair: _creation(pair[0]), reverse=not asc)
+        return [(job, state or state_name(job, now)) for job, state in first[offset : offset + limit]]
 
     def _in_state(self, queue: Queue, state: str, *, listed: bool) -> Iterable[Job]:
         if state in ("waiting", "prioritized"):
@@ -122,6 +123,10 @@ class Queries:
             if child is not None and child.result is not None:
                 values[f"{child.queue}:{child_id}"] = child.result
         return values
+
+
+def _creation(job: Job) -> tuple[int, str]:
+    return job.created_at, job.id
 
 
 def _by_priority(jobs: Iterator[Job], *, above: bool) -> Iterator[Job]:

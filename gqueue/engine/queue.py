@@ -380,6 +380,11 @@ class Queue:
             kept["limits"] = self.limits.settings()
         return msgpack.packb(kept) if kept else None
 
+    def members(self) -> list[Job]:
+        """Every job in it, in whatever state."""
+        queued = [*self.ready_jobs(), *self.delayed_jobs(), *self.blocked.values()]
+        return [*self.active.values(), *queued, *self.failed.values(), *self.completed.values()]
+
     @property
     def empty(self) -> bool:
         """Nothing in it and nothing configured: the name may be forgotten (core 9.6)."""

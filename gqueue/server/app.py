@@ -41,6 +41,7 @@ _HANDSHAKE = 10.0  # s for TLS
 _UNSENT = 512 << 20  # bytes of all connections together (R72)
 _ROOM = 64 << 20  # bytes below which no new job is taken (R24)
 _READS = 5  # of the same rows, when they change under each
+_BETWEEN_TURNS = 0.001  # s that a long command leaves to others
 _CLAIMS_WAIT = 0.005  # s that deliveries wait for company before they are stored by themselves
 _RETRY_FIRST, _RETRY_LAST = 0.1, 5.0  # s between tries of a held batch (design I3)
 
@@ -234,6 +235,10 @@ class Server:
     def later(self, function: Any, *args: Any) -> None:
         """Run something at the end of this turn."""
         self._loop.run_callback(function, *args)
+
+    def next_turn(self, function: Callable[[], None]) -> None:
+        """Run something after everybody whose socket is readable has been served."""
+        self._loop.timer(_BETWEEN_TURNS if self.engine.degraded is None else _RETRY_FIRST).start(function)
 
     def _wake(self) -> None:
         self._loop.run_callback(self.engine.journal.flush)

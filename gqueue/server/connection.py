@@ -8,6 +8,7 @@ import ssl
 import struct
 import time
 from collections import deque
+from collections.abc import Callable
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
@@ -165,6 +166,20 @@ class Connection:
             self.work_off()
 
         self.server.recall(question, go_on)
+
+    def give_way(self, go_on: Callable[[], bool]) -> None:
+        """Let others have a turn, then `go_on` until that says True; commands behind this one wait."""
+        self.held = True
+
+        def turn() -> None:
+            self.held = False
+            if go_on():
+                if not self.closed:
+                    self.work_off()
+            else:
+                self.server.rearm()
+
+        self.server.next_turn(turn)
 
     def _full(self) -> bool:
         return len(self.backlog) >= _BACKLOG or self.backlog_bytes >= _BACKLOG_BYTES

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import hmac
 import logging
+import time
 from collections.abc import Callable
 from typing import Any
 
 import gqueue.commands  # noqa: F401 - fills the registry
-from gqueue.commands.registry import COMMANDS, PARKED, Answer
+from gqueue.commands.registry import COMMANDS, PARKED, Answer, Command
 from gqueue.engine.delivery import Session
 from gqueue.engine.engine import Engine
 from gqueue.errors import BadRequest, CommandError
@@ -16,6 +17,8 @@ from gqueue.wire import codec
 from gqueue.wire.frames import HEADER, MAX_FRAME
 
 log = logging.getLogger("gqueue.server")
+
+_TURN = 0.010  # s of a long command before others have theirs (R51)
 
 
 def framed(payload: bytes) -> bytes:
@@ -78,7 +81,8 @@ class Dispatch:
                     again = {"cmd": name, **fields} if req_id is None else {"cmd": name, **fields, "reqId": req_id}
                     connection.hold(question, again)
                     return
-            reply = command.handler(request, self)
+            found = command.handler(request, self)
+            reply = found if type(found) is dict else self._go_on(connection, command, found, req_id)
             if reply is PARKED:
                 if engine.index.woken:
                     engine.settle(self.now)
@@ -98,6 +102,47 @@ class Dispatch:
             connection.send(frame)
         if engine.index.woken:
             engine.settle(self.now)
+
+    def _go_on(self, connection: Any, command: Command, turns: Any, req_id: bytes | None) -> dict[str, Any]:
+        """A long command: its reply, or PARKED when others have waited long enough and the rest comes later."""
+        until = time.monotonic() + _TURN
+        try:
+            while time.monotonic() < until:
+                next(turns)
+        except StopIteration as over:
+            return over.value  # type: ignore[no-any-return]
+        connection.give_way(lambda: self._resume(connection, command, turns, req_id))
+        return PARKED
+
+    def _resume(self, connection: Any, command: Command, turns: Any, req_id: bytes | None) -> bool:
+        """The next turn of a long command. False: it is not over yet."""
+        engine = self.engine
+        if command.writes and engine.degraded is not None:
+            connection.give_way(lambda: self._resume(connection, command, turns, req_id))
+            return False
+        self.session = connection.session
+        self._connection = connection
+        self._req_id = req_id
+        self.now = self.clock()
+        try:
+            reply = self._go_on(connection, command, turns, req_id)
+            if reply is PARKED:
+                if engine.index.woken:
+                    engine.settle(self.now)
+                return False
+            payload = codec.reply(reply, req_id)
+        except CommandError as error:
+            payload = codec.refusal(str(error), req_id)
+        except Exception:
+            log.exception("%s failed", command.name)
+            payload = codec.refusal("Internal server error", req_id)
+        frame = framed(payload)
+        waits = command.writes or engine.degraded is None
+        if not engine.journal.attach(engine.journal.latest if waits else 0, (connection, frame)):
+            connection.send(frame)
+        if engine.index.woken:
+            engine.settle(self.now)
+        return True
 
     def park(self, *, pull: bool = False) -> Answer:
         """Keep the running request open (core 1.6: it occupies one of the connection's 50 places)."""
