@@ -119,6 +119,9 @@ class Admission:
             raise new.fault
         if new.custom_id is not None and new.custom_id in self.engine.upkeep.proofs and self._counted_on(new.custom_id):
             raise Refused(f"Custom ID {new.custom_id} still has unresolved dependency consumers")
+        old = None if new.custom_id is None else index.get(new.custom_id)
+        if old is not None and old.state <= State.ACTIVE:
+            return  # it is that job, whatever its unique key says (core 6.1)
         if extra is not None and extra.unique_key is not None and new.options.deduplication_replace:
             owner = index.holder(("unique", queue, extra.unique_key), now)
             if owner is not None and owner.state is not State.ACTIVE and owner.id in index.dependents:
@@ -176,20 +179,19 @@ class Admission:
         index = engine.index
         extra = new.extra
         id = new.custom_id
-        if id is not None:
-            old = index.get(id)
-            if old is not None:
-                if old.state <= State.ACTIVE:
-                    return id, False
-                index.discard(old)
-                engine.journal.remove(old)
-            if id in engine.upkeep.proofs:
-                del engine.upkeep.proofs[id]
-                engine.journal.save_proof(id, None)
+        old = None if id is None else index.get(id)
+        if id is not None and old is not None and old.state <= State.ACTIVE:
+            return id, False
         if extra is not None:
             owner_id = self._claim_key(queue, new, extra, now)
             if owner_id is not None:
                 return owner_id, False
+        if old is not None:  # finished: it makes way for a job that is certain to come
+            index.discard(old)
+            engine.journal.remove(old)
+        if id is not None and id in engine.upkeep.proofs:
+            del engine.upkeep.proofs[id]
+            engine.journal.save_proof(id, None)
 
         created_at = now if new.timestamp is None else new.timestamp
         run_at = created_at + new.delay if new.delay else created_at

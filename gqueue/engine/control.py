@@ -187,16 +187,23 @@ class Control:
                 self._requeue(job, now, now)
         elif job.state is State.FAILED:
             self.revive(job, now)
-        elif job.state is State.BLOCKED and job.more.parked and not job.more.pending:
+        elif job.state is State.BLOCKED and job.more.parked and not any(map(self._is_open, job.more.pending)):
             self._unblock(job, now)
         else:
             raise WrongState(f"Cannot move job from state '{state_name(job, now)}' to waiting")
+
+    def _is_open(self, id: str) -> bool:
+        """A child or dependency that is there and not completed: worth waiting for."""
+        other = self.engine.index.get(id)
+        return other is not None and other.state is not State.COMPLETED
 
     def _unblock(self, job: Job, now: int) -> None:
         index = self.engine.index
         index.leave(job)
         history.keep(job)
-        job.edit().parked = False
+        extra = job.edit()
+        extra.parked = False
+        extra.pending = ()
         job.state = State.QUEUED
         job.run_at = now
         history.note(job, "waiting", now)
@@ -226,6 +233,8 @@ class Control:
         extra.stall_count = extra.losses = extra.releases = 0
         extra.dlq_reason = extra.dlq_error = None
         extra.unique_until = None
+        if extra.debounce_id is not None and index.holder(("debounce", job.queue, extra.debounce_id), now) is not None:
+            extra.dropped_key = True  # another job has it now, and keeps it
         if prev == "completed":
             extra.progress = 0
             extra.progress_message = None
@@ -252,11 +261,7 @@ class Control:
         self.engine.delivery.check_token(job, token)
 
         extra = job.edit()
-        pending = []
-        for other in dict.fromkeys((*extra.depends_on, *extra.children_ids)):
-            child = index.get(other)
-            if child is not None and child.state is not State.COMPLETED:
-                pending.append(other)
+        pending = [other for other in dict.fromkeys((*extra.depends_on, *extra.children_ids)) if self._is_open(other)]
         if not pending:
             self._give_back(job, State.QUEUED, now, run_at=now)
             self.engine.events.publish("waiting", job.queue, job.id, now, prev="active")
@@ -358,6 +363,9 @@ class Control:
             index.leave(job)
         engine.archive.jobs -= queue.finished
         queue.finished = 0
+        for id in [id for id, of in engine.upkeep.proofs.items() if of == name]:
+            del engine.upkeep.proofs[id]
+            engine.journal.save_proof(id, None)
         engine.journal.obliterate(name, last)
         engine.journal.save_queue(name, None)
         index.forget(queue)

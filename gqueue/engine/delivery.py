@@ -213,6 +213,7 @@ class Delivery:
             job.state is State.ACTIVE
             and job.started_at is not None
             and job.started_at + (job.options.timeout or 0) == at
+            and self.engine.index.get(job.id) is job
         )
 
     def _timed_out(self, job: Job, now: int) -> None:

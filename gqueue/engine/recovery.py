@@ -23,7 +23,7 @@ def recover(engine: Engine, snapshot: Snapshot, now: int) -> None:
         queue.stall = kept.get("stall", {})
         if "limits" in kept:
             queue.limits = Limits.of(kept["limits"])
-    engine.upkeep.proofs.update(dict.fromkeys(snapshot.proofs))
+    engine.upkeep.proofs.update({id: msgpack.unpackb(queue) for id, queue in snapshot.proofs.items()})
     options: dict[JobOptions, JobOptions] = {}
     names: dict[str, str] = {}
     collecting = gc.isenabled()
@@ -36,7 +36,7 @@ def recover(engine: Engine, snapshot: Snapshot, now: int) -> None:
             index.add(job, now)
             if job.state is State.ACTIVE:
                 engine.upkeep.take_over(job, now)
-            elif job.state is State.QUEUED and job.options.ttl is not None:
+            if job.state <= State.ACTIVE and job.options.ttl is not None:
                 engine.upkeep.watch_ttl(job, now)
     finally:
         if collecting:

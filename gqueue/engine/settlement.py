@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
+import msgpack
+
 from gqueue.engine import history
 from gqueue.errors import LeaseLost, NotFound
 from gqueue.model import Job, Packed, RetryKind, State
@@ -170,7 +172,7 @@ class Settlement:
             engine.index.enter(job, now)
             engine.journal.save(job)
         if remove:
-            self._prove(job.id)
+            self._prove(job)
         events = engine.events
         if events.subscribers:
             events.publish("completed", job.queue, job.id, now, **({} if result is None else {"data": result}))
@@ -181,12 +183,12 @@ class Settlement:
         if engine.index.completed > engine.settings.max_completed_jobs:
             engine.upkeep.shed()
 
-    def _prove(self, id: str) -> None:
+    def _prove(self, job: Job) -> None:
         """Remember that a removed job was completed, for those that depend on it; the newest 50,000 (core 2.7)."""
         engine = self.engine
         proofs = engine.upkeep.proofs
-        proofs[id] = None
-        engine.journal.save_proof(id, b"\xc0")
+        proofs[job.id] = job.queue
+        engine.journal.save_proof(job.id, msgpack.packb(job.queue))
         if len(proofs) > _PROOFS:
             oldest = next(iter(proofs))
             del proofs[oldest]

@@ -49,6 +49,7 @@ TRANSITIONS = (
     Transition("waiting", "", "Cancel, Drain, Clean, Obliterate, ttl, dedup replace", "removed"),
     Transition("delayed", "failed", "Discard", "failed"),
     Transition("delayed", "", "Cancel, Drain, Clean, Obliterate, ttl, dedup replace", "removed"),
+    Transition("waiting-children", "delayed", "last open dependency completed, its time has not come", "delayed"),
     Transition("waiting-children", "waiting", "last open dependency completed, MoveToWait", "waiting"),
     Transition("waiting-children", "failed", "Discard", "failed"),
     Transition("waiting-children", "", "Cancel, Obliterate, dedup replace", "removed"),

@@ -20,7 +20,7 @@ class Upkeep:
 
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
-        self.proofs: dict[str, None] = {}  # ids of removed completions, oldest first
+        self.proofs: dict[str, str] = {}  # id -> queue of removed completions, oldest first
         self.recovered: dict[int, int] = {}  # seq -> delivery of jobs that were active when the broker started
         self._suspects: dict[int, tuple[int, int]] = {}  # seq -> (delivery, heartbeat_at) of jobs found silent once
         self._stall_check = Kind(_always, self._check_stalls)

@@ -132,6 +132,7 @@ class Model:
     now: int
     max_lost: int
     max_releases: int
+    blames_orphans: bool = False  # a fault: a timeout at the end of the grace comes before the loss
     jobs: dict[str, Job] = field(default_factory=dict)
     proofs: set[str] = field(default_factory=set)  # removed completions
     paused: set[str] = field(default_factory=set)
@@ -559,7 +560,7 @@ class Model:
             if timeout:
                 due.append((job.started + timeout, 1, lambda job=job: self._time_out(job)))
             if job.recovered and not job.leased:
-                due.append((job.orphan_at, 2, lambda job=job: self._forsake(job)))
+                due.append((job.orphan_at, 2 if self.blames_orphans else 0, lambda job=job: self._forsake(job)))
         waited_for = {poll.queue for poll in self.polls}
         due += [
             (job.run_at, 4, lambda: None)
