@@ -247,6 +247,9 @@ class Settlement:
 
     def time_out(self, job: Job, now: int) -> None:
         """The delivery ran longer than the job's timeout (core 3.8)."""
+        if self._orphaned(job):
+            self.lose(job, now)
+            return
         error = "Job timeout exceeded"
         self._count_attempt(job, error, "timeout", now)
         if job.attempts < job.options.max_attempts:
@@ -254,14 +257,17 @@ class Settlement:
         else:
             self._give_up(job, now, fate=TIMED_OUT, reason="timeout", error=error, started=True)
 
+    def _orphaned(self, job: Job) -> bool:
+        """The broker's own restart took the worker away: what ends the delivery is a loss, not an attempt (R113)."""
+        return self.engine.upkeep.recovered.get(job.seq) == job.delivery
+
     def lapse(self, job: Job, now: int) -> None:
         """The lease ran out (core 5.2): runnable again at once, in its old place, while attempts and stalls last."""
-        engine = self.engine
         lease = job.lease
         if lease is None:
             return
-        if engine.upkeep.recovered.get(job.seq) == job.delivery:
-            self.lose(job, now)  # the broker's own restart took the worker away: a loss, not an attempt
+        if self._orphaned(job):
+            self.lose(job, now)
             return
         history.keep(job)
         extra = job.edit()

@@ -134,7 +134,6 @@ def test_obliterate_forgets_what_was_completed_and_removed(rig: Rig, peer: Peer)
     assert reply == {"ok": False, "error": "Dependency job not found: c"}  # dependency proofs go too (core 9.4)
 
 
-@undecided
 def test_a_restart_costs_a_delivery_without_a_lease_no_attempt(rig: Rig, peer: Peer) -> None:
     id = rig.ask(peer, "PUSH", queue="q", timeout=5 * SECOND)["id"]
     rig.ask(peer, "PULL", queue="q")

@@ -21,7 +21,7 @@ from hypothesis import note
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gqueue.engine.engine import EngineSettings
+from gqueue.engine.engine import Engine, EngineSettings
 from gqueue.engine.states import state_name
 from gqueue.model import Job as RealJob
 from gqueue.wire import codec
@@ -34,6 +34,10 @@ CUSTOM = tuple("cdefgh")
 MAX_LOST, MAX_RELEASES = 3, 2  # small, so that a short history reaches them
 #: ms. No two sums of these fall on one instant, so that the order of deadlines is never a matter of chance.
 LOCK_TTL, TIMEOUTS, STALLS, TTLS, DELAYS = (1_009, 7_013, 61_031), (1_511, 9_029), (2_003,), (0, 3_301), (1_703, 8_111)
+
+#: Faults of the broker that are known (test_found.py): the histories keep out of their way. Empty this when they are
+#: mended, then the histories guard against their return.
+OPEN: frozenset[str] = frozenset()
 
 queues = st.sampled_from(QUEUES)
 peers = st.integers(0, 2)
@@ -81,13 +85,14 @@ class Histories(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.rig = self.make_rig()
-        self.model = Model(self.rig.now, MAX_LOST, MAX_RELEASES)
+        self.model = Model(self.rig.now, MAX_LOST, MAX_RELEASES, "blamed orphan" in OPEN)
         self.peers: list[Peer] = [self.rig.connect() for _ in range(3)]
         self.waiting: dict[tuple[int, int], tuple[int, str, Any]] = {}  # (peer, request) -> step, command, reply
         self.acked = 0  # the last step that a client knows to be done
         self.tokens: dict[str, tuple[int, int]] = {}  # all that were ever given -> (seq, delivery)
         self.past: dict[int, bytes] = {}  # step -> the model after it, as far back as a crash may lead
         self.numbers = 0
+        self.unwatched: set[int] = set()  # seqs of jobs whose time to live nobody watches, see OPEN
         self.gone: list[str] = []  # ids of jobs that are no more
         self.remember()
 
@@ -132,7 +137,7 @@ class Histories(RuleBasedStateMachine):
                     del model.jobs[job.id]
                     continue
                 late = model.now - max(job.expires_at, job.queued_at)
-                assert late <= TTL_SWEEP + 1, f"{job.id} is still there {late} ms after its ttl"
+                assert late <= TTL_SWEEP + 1 or job.seq in self.unwatched, f"{job.id}: {late} ms after its ttl"
             if real is None:
                 continue  # `compare` will tell
             if job.jitter is not None:
@@ -150,11 +155,13 @@ class Histories(RuleBasedStateMachine):
         engine = self.rig.engine
         now = self.rig.now
         real = {job.id: job for job in engine.index.jobs()}
-        gone = self.model.jobs.keys() - real.keys()
+        gone = self.model.jobs.keys() - real.keys() - self.archived()
         assert not gone, f"lost: {[self.model.jobs[id] for id in gone]}"
         more = real.keys() - self.model.jobs.keys()
         assert not more, f"too many: {[real[id] for id in more]}"
         for id, job in self.model.jobs.items():
+            if id not in real:
+                continue
             is_, should = seen(real[id], now), wanted(self.model, job)
             assert is_ == should, f"{id} is {is_}, should be {should}"
         for queue in QUEUES:
@@ -165,6 +172,10 @@ class Histories(RuleBasedStateMachine):
             assert {state: number for state, number in told.items() if number} == {
                 state: number for state, number in counts.items() if number
             }, queue
+
+    def archived(self) -> set[str]:
+        """Jobs that need not be in memory."""
+        return set()
 
     def remember(self) -> None:
         step = self.rig.step
@@ -225,6 +236,10 @@ class Histories(RuleBasedStateMachine):
     ) -> dict[str, Any]:
         self.numbers += 1
         fields = {**member, **more, "data": {"n": self.numbers}}
+        if "kept-out push" in OPEN and "jobId" in fields:
+            fields.pop("uniqueKey", None)
+        if "timeout of a removed job" in OPEN and (fields.get("removeOnComplete") or fields.get("removeOnFail")):
+            fields.pop("timeout", None)
         if depends:
             known = sorted(self.model.jobs) + sorted(self.model.proofs) + batch
             fields["dependsOn"] = [
@@ -323,6 +338,8 @@ class Histories(RuleBasedStateMachine):
     @rule(peer=peers, number=picks, token=tokens, remove=rarely)
     def ack(self, peer: int, number: int, token: str, remove: bool) -> None:
         id = self.pick(number, "active")
+        if "timeout of a removed job" in OPEN and id in self.model.jobs:
+            remove = remove and "timeout" not in self.model.jobs[id].options
         given = self.token(id, token)
         fields = {"token": given} if given is not None else {}
         self.do(peer, "ACK", lambda: self.model.ack(id, given, remove=remove), id=id, removeOnComplete=remove, **fields)
@@ -450,7 +467,9 @@ class Histories(RuleBasedStateMachine):
     @precondition(lambda self: len(self.model.jobs) > 6)
     @rule(peer=peers, queue=queues, sure=rarely)
     def obliterate(self, peer: int, queue: str, sure: bool) -> None:
-        if sure and not self.model.proofs:
+        if "timeout of a removed job" in OPEN:
+            sure = sure and not any("timeout" in job.options for job in self.model.in_state("active"))
+        if sure and not self.model.proofs:  # test_found.py: they would stay
             self.do(peer, "Obliterate", lambda: self.model.obliterate(queue), queue=queue)
 
     @rule(
@@ -540,6 +559,8 @@ class Histories(RuleBasedStateMachine):
     def come_back(self) -> None:
         self.model.now = self.rig.now
         self.model.restarted()
+        if "ttl after a restart" in OPEN:
+            self.unwatched |= {job.seq for job in self.model.in_state("active", "blocked")}
         self.waiting.clear()
         self.past.clear()
         self.peers = [self.rig.connect() for _ in range(3)]
@@ -548,8 +569,10 @@ class Histories(RuleBasedStateMachine):
 
     def same_picture(self) -> None:
         """Design I1: the index follows from the records."""
-        built = self.rig.rebuilt().index.picture(self.rig.now)
-        assert built == self.rig.engine.index.picture(self.rig.now)
+        assert self.picture(self.rig.rebuilt()) == self.picture(self.rig.engine)
+
+    def picture(self, engine: Engine) -> dict[str, Any]:
+        return engine.index.picture(self.rig.now)
 
     @invariant()
     def store_is_enough(self) -> None:
@@ -600,7 +623,26 @@ class HistoriesInAFile(Histories):
         self.folder.cleanup()
 
 
+class HistoriesWithAnArchive(HistoriesInAFile):
+    """The same with room for two completed jobs in memory: the others come back when a command needs them."""
+
+    def settings(self) -> EngineSettings:
+        return EngineSettings(max_lost=MAX_LOST, max_job_releases=MAX_RELEASES, max_completed_jobs=2)
+
+    def archived(self) -> set[str]:
+        return {job.id for job in self.model.in_state("completed")}
+
+    def picture(self, engine: Engine) -> dict[str, Any]:
+        """Which of the completed jobs are in memory depends on who was asked for; how many there are does not."""
+        picture = super().picture(engine)
+        for queue in picture["queues"].values():
+            del queue["completed"]
+        return picture
+
+
 TestHistories = Histories.TestCase
-TestHistories.settings = examples(80)
+TestHistories.settings = examples(300)
 TestHistoriesInAFile = HistoriesInAFile.TestCase
-TestHistoriesInAFile.settings = examples(20)
+TestHistoriesInAFile.settings = examples(40)
+TestHistoriesWithAnArchive = HistoriesWithAnArchive.TestCase
+TestHistoriesWithAnArchive.settings = examples(40)
