@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import ast
+import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,8 @@ import pytest
 
 import gqueue.commands  # noqa: F401 - fills the table of commands
 from gqueue.commands.registry import COMMANDS
-from gqueue.model import State
+from gqueue.engine.states import NAMES
+from gqueue.errors import StartError
 from gqueue.settings import SETTINGS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -32,6 +35,22 @@ def test_the_rendered_pages_follow_the_declarations() -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_stale_pages_are_named_and_left_alone(tmp_path: Path) -> None:
+    for folder in ("scripts", "docs"):
+        (tmp_path / folder).mkdir()
+    script = shutil.copy(ROOT / "scripts/render_docs.py", tmp_path / "scripts")
+    done = subprocess.run(
+        [sys.executable, script, "--check"], cwd=ROOT, env={"PYTHONPATH": str(ROOT)}, capture_output=True, text=True
+    )
+    assert done.returncode == 1
+    assert [line.split()[0] for line in done.stderr.splitlines()] == [
+        "docs/settings.md",
+        "docs/commands.md",
+        "docs/lifecycle.md",
+    ]
+    assert list((tmp_path / "docs").iterdir()) == []
+
+
 def test_every_command_and_every_setting_is_explained() -> None:
     assert [one.name for one in COMMANDS.values() if not one.doc] == []
     assert [one.name for one in SETTINGS if not one.says.endswith(".")] == []
@@ -43,6 +62,27 @@ def test_every_command_and_every_setting_is_explained() -> None:
 def test_links_lead_somewhere(page: Path) -> None:
     for target in re.findall(r"\]\(([^)#]+)", page.read_text()):
         assert "://" in target or (page.parent / target).exists(), target
+    heads = {head.lower().replace(" ", "-") for head in re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)}
+    assert set(re.findall(r"\]\(#([^)]+)", page.read_text())) <= heads
+
+
+def test_the_files_that_the_design_names_exist() -> None:
+    """Paths in it are below the root or below gqueue/."""
+    paths = re.findall(r"`([a-z_]+(?:/[a-z_]*)+(?:\.\w+)?)`", (ROOT / "docs/design.md").read_text())
+    assert len(paths) > 20
+    assert [path for path in paths if not any((base / path).exists() for base in (ROOT, ROOT / "gqueue"))] == []
+
+
+def test_the_exit_codes_of_a_start_are_explained() -> None:
+    page = (ROOT / "docs/design.md").read_text()
+    errors = [StartError, *StartError.__subclasses__()]
+    assert [error.__name__ for error in errors if f"\n| {error.code} | " not in page] == []
+
+
+@pytest.mark.parametrize("script", ["setup", "check", "test"])
+def test_a_script_can_be_run(script: str) -> None:
+    assert os.access(ROOT / "scripts" / script, os.X_OK)
+    subprocess.run(["bash", "-n", f"scripts/{script}"], cwd=ROOT, check=True)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +141,15 @@ def test_a_client_loads_no_broker_and_no_gevent(module: str) -> None:
         assert [one for one in loaded if one.startswith("gqueue.")] == []
 
 
-def test_every_state_is_drawn() -> None:
+def test_every_state_is_drawn_and_nothing_else() -> None:
     page = (ROOT / "docs/lifecycle.md").read_text()
-    drawn = {word for line in re.findall(r"^    (.+) --> (.+?):", page, re.MULTILINE) for word in line}
-    assert len(State) <= len(drawn - {"[*]"})
-    assert {"waiting", "delayed", "active", "completed", "failed", "waiting_children"} <= drawn
+    diagram = page.split("```mermaid")[1].split("```")[0]
+    arrows = re.findall(
+        r"^    (\S+) --> (\S+): ([^:;\n]+)$", diagram, re.MULTILINE
+    )  # a label ends at a colon or semicolon
+    assert len(arrows) == diagram.count("-->")
+    drawn = {state for source, target, _ in arrows for state in (source, target)}
+    assert drawn == {"[*]", "delayed", *(name.replace("-", "_") for name in NAMES.values())}
 
 
 def test_nothing_names_a_machine() -> None:

@@ -379,6 +379,42 @@ def test_after_each_way_out_of_active_no_deadline_of_the_delivery_is_left(way: W
     assert (scene.state, scene.counted()) == (state, counted)
 
 
+@pytest.mark.parametrize(
+    ("cmd", "fields"),
+    [("FAIL", {}), ("MoveToWait", {}), ("MoveToDelayed", {"delay": 0}), ("ACK", {})],
+)
+def test_an_outcome_or_a_move_by_will_ends_a_row_of_losses(cmd: str, fields: dict[str, Any]) -> None:
+    """With `max_lost` 1 two losses in a row are the end (R90, core 5.5)."""
+    scene = Scene(backoff=0)
+    scene.push()
+    scene.pull()
+    drop(scene)
+    scene.pull()
+    send(cmd, **fields)(scene)
+    if cmd == "ACK":
+        scene.ask("RetryCompleted", queue="q", id=scene.id)
+    scene.pull()
+
+    drop(scene)
+
+    assert scene.state == "waiting"
+
+
+def test_a_delivery_is_not_blamed_for_its_silence_while_the_broker_was_away() -> None:
+    """It has one grace from the new start (R113), however long ago its worker was last heard."""
+    scene = Scene()
+    scene.push()
+    scene.pull(owner="w", lockTtl=120 * SECOND)
+    scene.rig.now += 119 * SECOND  # no deadline is met meanwhile
+    scene.rig.restart()
+
+    scene.rig.advance(20 * SECOND)  # two checks for stalls are over
+
+    job = scene.rig.engine.index.get(scene.id)
+    assert job is not None
+    assert (state_name(job, scene.rig.now), job.attempts, job.more.stall_count) == ("active", 0, 0)
+
+
 # ---------------------------------------------------------------- what stands in no row
 
 #: Command -> how to send it, and the states in which it does something, with the state that the job is in then.

@@ -132,9 +132,8 @@ class Model:
     now: int
     max_lost: int
     max_releases: int
-    blames_orphans: bool = False  # a fault: a timeout at the end of the grace comes before the loss
     jobs: dict[str, Job] = field(default_factory=dict)
-    proofs: set[str] = field(default_factory=set)  # removed completions
+    proofs: dict[str, str] = field(default_factory=dict)  # id -> queue of removed completions
     paused: set[str] = field(default_factory=set)
     polls: list[Poll] = field(default_factory=list)
     answers: list[tuple[Poll, list[Claimed]]] = field(default_factory=list)  # to parked polls, not looked at yet
@@ -235,7 +234,7 @@ class Model:
                 if job.queue == queue and job.key == key:
                     job.owns_key = False  # its time is over, and now another has the key
         id = custom if custom is not None else ids.pop(0)
-        self.proofs.discard(id)
+        self.proofs.pop(id, None)
         self.jobs.pop(id, None)
         self.seq += 1
         job = Job(
@@ -360,7 +359,7 @@ class Model:
         job.owns_key = False
         if remove or job.options.get("removeOnComplete"):
             del self.jobs[job.id]
-            self.proofs.add(job.id)
+            self.proofs[job.id] = job.queue
         else:
             job.state = "completed"
             job.finished_at = self.now
@@ -490,6 +489,10 @@ class Model:
             self._lose(job, "lost")
 
     def _time_out(self, job: Job) -> None:
+        if job.recovered:  # as with the lease
+            job.losses += 1
+            self._lose(job, "retired")
+            return
         job.attempts += 1
         if job.attempts < job.max_attempts:
             self._retry(job, "timed out")
@@ -560,7 +563,7 @@ class Model:
             if timeout:
                 due.append((job.started + timeout, 1, lambda job=job: self._time_out(job)))
             if job.recovered and not job.leased:
-                due.append((job.orphan_at, 2 if self.blames_orphans else 0, lambda job=job: self._forsake(job)))
+                due.append((job.orphan_at, 0, lambda job=job: self._forsake(job)))
         waited_for = {poll.queue for poll in self.polls}
         due += [
             (job.run_at, 4, lambda: None)
@@ -726,6 +729,7 @@ class Model:
 
     def obliterate(self, queue: str) -> Reply:
         self.jobs = {id: job for id, job in self.jobs.items() if job.queue != queue}
+        self.proofs = {id: of for id, of in self.proofs.items() if of != queue}
         self.paused.discard(queue)
         return OK
 
