@@ -60,6 +60,7 @@ members = st.fixed_dictionaries(
         "backoff": backoffs,
     },
 )
+dedups = st.sampled_from(({"ttl": 2_503}, {"ttl": 2_503, "extend": True}, {"replace": True}, {"extend": True}))
 rarer = st.fixed_dictionaries(
     {},
     optional={
@@ -68,7 +69,7 @@ rarer = st.fixed_dictionaries(
         "stallTimeout": st.sampled_from(STALLS),
         "removeOnComplete": flags,
         "removeOnFail": flags,
-        "dedup": st.sampled_from(({"ttl": 2_503}, {"ttl": 2_503, "extend": True}, {"replace": True}, {"extend": True})),
+        "dedup": dedups,
     },
 )
 polls = st.fixed_dictionaries(
@@ -264,6 +265,11 @@ class Histories(RuleBasedStateMachine):
             return {**OK, "id": ids[0]} if self.model.seq > seq else {**OK, "id": ids[0], "duplicate": True}
 
         self.do(peer, "PUSH", expect, queue=queue, **fields)
+
+    @rule(peer=peers, queue=queues, key=st.sampled_from(KEYS), dedup=dedups)
+    def push_again(self, peer: int, queue: str, key: str, dedup: dict[str, Any]) -> None:
+        """Among all the options of a push it is rare that a key meets its owner."""
+        self.push(peer, queue, {"uniqueKey": key}, {"dedup": dedup}, [])
 
     @rule(
         peer=peers,
