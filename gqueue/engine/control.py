@@ -355,6 +355,9 @@ class Control:
                     engine.events.gone(job)
             if number % SLICE == 0:
                 yield
+        queue = index.queues.get(name)
+        if queue is None:  # forgotten in a turn of somebody else's
+            return
         for job in list(queue.completed.values()):
             if job.seq <= last:  # recalled meanwhile
                 index.discard(job)

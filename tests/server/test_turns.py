@@ -115,3 +115,25 @@ def test_a_page_of_many_is_in_order(busy: Broker, offset: int, asc: bool) -> Non
         page = wire.send("GetJobs", queue="q", state="waiting", offset=offset, limit=5, asc=asc)["jobs"]
     places = range(MANY) if asc else range(MANY - 1, -1, -1)
     assert [job["data"]["n"] for job in page] == list(places[offset : offset + 5])
+
+
+def test_a_queue_that_two_clients_obliterate_at_once_keeps_what_is_pushed_meanwhile(busy: Broker) -> None:
+    with busy.connect() as first, busy.connect() as second, busy.connect() as other:
+        replies = [first.start("Obliterate", queue="q")]
+        other.send("Ping")
+        replies.append(second.start("Obliterate", queue="q"))
+        other.send("Ping")
+        pushed = []
+        while is_open(first) or is_open(second):
+            pushed.append(other.push("q", {"late": len(pushed)}))
+        assert all(reply.result()["ok"] for reply in replies)
+        pushed.append(other.push("q", {"late": len(pushed)}))
+        left = [job["id"] for job in other.send("GetJobs", queue="q", limit=100_000)["jobs"]]
+        assert left == pushed[-len(left) :]
+        assert len(left) > len(pushed) - 10  # the first ones may have come in before both began
+        for id in left:
+            assert other.state(id) == "waiting"
+        assert other.pull("q")["id"] == left[0]  # type: ignore[index]
+    busy.restart("kill")
+    with busy.connect() as wire:
+        assert [job["id"] for job in wire.send("GetJobs", queue="q", limit=100_000)["jobs"]] == left
