@@ -42,6 +42,13 @@ class Refused(CommandError):
 # ---------------------------------------------------------------- clients
 
 
+class StorageUnavailable(CommandError):
+    """The store takes no change now, or cannot be read; `reason` is one of R20."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(f"Storage unavailable: {reason}")
+
+
 class AuthError(CommandError):
     """The broker wants a token, or does not know the one it got."""
 

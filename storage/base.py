@@ -7,6 +7,7 @@ or in a process of their own, and asks them for nothing but what is declared her
 from __future__ import annotations
 
 import importlib
+import logging
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, fields
@@ -14,7 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import msgpack
 
-from gqueue.errors import BadSetting, StorageError
+from gqueue.errors import BadSetting, StartError, StorageError
 from gqueue.model import (
     DEFAULT_OPTIONS,
     EXTRA_DEFAULTS,
@@ -29,7 +30,9 @@ from gqueue.model import (
     State,
 )
 
-__all__ = ["Batch", "JobRow", "Snapshot", "Storage", "StorageError", "job_of", "job_row", "open_storage"]
+__all__ = ["Batch", "JobRow", "Snapshot", "Storage", "StorageError", "attempt", "job_of", "job_row", "open_storage"]
+
+log = logging.getLogger("gqueue.storage")
 
 #: How each state is written in a store, for people who read it.
 STATE_NAMES = {
@@ -174,6 +177,20 @@ class Storage(ABC):
     @abstractmethod
     def close(self) -> None:
         """Flush and give the store up. Harmless when it is closed already."""
+
+
+def attempt(step: Callable[[], object]) -> StorageError | None:
+    """What is wrong after one step of a store, if anything: whoever runs it hands that on as a value."""
+    try:
+        step()
+    except StorageError as error:
+        return error
+    except StartError as error:  # of a file that was good a moment before
+        return StorageError("io_error", str(error))
+    except BaseException as error:  # a bug of ours: never pretend that it was stored
+        log.exception("a step of the store failed")
+        return StorageError("corrupt", f"internal error: {type(error).__name__}: {error}")
+    return None
 
 
 #: Kind of URL -> where its strategy lives; imported only when such a URL is used.

@@ -414,9 +414,7 @@ class SQLiteStorage(Storage):
         self._seq = seq
 
     def _remove(self, connection: sqlite3.Connection, seqs: list[int]) -> None:
-        for at in range(0, len(seqs), _ROWS):
-            some = seqs[at : at + _ROWS]
-            marks = ",".join("?" * len(some))
+        for marks, some in _parts(seqs):
             for table in ("jobs", "payloads", "logs"):
                 connection.execute(f"DELETE FROM {table} WHERE seq IN ({marks})", some)
 
@@ -463,9 +461,8 @@ class SQLiteStorage(Storage):
                 connection.execute(statement.format(rows=",".join([row] * (len(part) // width))), part)
         if large:
             connection.executemany("INSERT OR REPLACE INTO payloads VALUES (?, ?)", large)
-        for at in range(0, len(small), _ROWS):
-            some = small[at : at + _ROWS]
-            connection.execute(f"DELETE FROM payloads WHERE seq IN ({','.join('?' * len(some))})", some)
+        for marks, some in _parts(small):
+            connection.execute(f"DELETE FROM payloads WHERE seq IN ({marks})", some)
         return highest
 
     # ---------------------------------------------------------------- cold reads
@@ -484,8 +481,7 @@ class SQLiteStorage(Storage):
 
     def find(self, ids: Sequence[str]) -> list[JobRow]:
         found: list[JobRow] = []
-        for some in _parts(ids):
-            marks = ",".join("?" * len(some))
+        for marks, some in _parts(ids):
             found += self._read(f"{_SELECT} WHERE id IN ({marks}) AND state IN ('completed', 'failed')", some)
         return found
 
@@ -507,8 +503,7 @@ class SQLiteStorage(Storage):
     def logs_of(self, seqs: Sequence[int]) -> list[tuple[int, bytes]]:
         found: list[tuple[int, bytes]] = []
         with _translated():
-            for some in _parts(seqs):
-                marks = ",".join("?" * len(some))
+            for marks, some in _parts(seqs):
                 statement = f"SELECT seq, entry FROM logs WHERE seq IN ({marks}) ORDER BY seq, n"
                 found += self._reader().execute(statement, some).fetchall()
         return found
@@ -557,13 +552,15 @@ def _is_gone(owner: str) -> bool:
     except ProcessLookupError:
         return True
     except PermissionError:
-        return False
+        pass  # alive, as somebody else's
     return False
 
 
-def _parts(values: Sequence[Any]) -> Iterator[Sequence[Any]]:
-    """In lengths that one statement takes."""
-    return (values[at : at + _ROWS] for at in range(0, len(values), _ROWS))
+def _parts(values: Sequence[Any]) -> Iterator[tuple[str, Sequence[Any]]]:
+    """In lengths that one statement takes, each after its question marks."""
+    for at in range(0, len(values), _ROWS):
+        some = values[at : at + _ROWS]
+        yield ",".join("?" * len(some)), some
 
 
 def _row(row: tuple[Any, ...]) -> JobRow:

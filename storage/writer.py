@@ -14,13 +14,11 @@ import signal
 import socket
 import struct
 import sys
-from collections.abc import Callable
 from functools import partial
 
 import msgpack
 
-from gqueue.errors import StartError
-from gqueue.storage.base import Batch, Storage, StorageError, open_storage
+from gqueue.storage.base import Batch, Storage, StorageError, attempt, open_storage
 
 HEADER = struct.Struct(">I")
 
@@ -54,32 +52,22 @@ def _read(sock: socket.socket, size: int) -> bytearray | None:
     return data
 
 
-def _attempt(step: Callable[[], object]) -> StorageError | None:
-    """What is wrong after one step, if anything."""
-    try:
-        step()
-    except StorageError as error:
-        return error
-    except StartError as error:  # of a file that the parent had opened a moment before
-        return StorageError("io_error", str(error))
-    except Exception as error:  # noqa: BLE001 - a bug of ours: the parent must not take it for stored
-        return StorageError("corrupt", f"internal error: {type(error).__name__}: {error}")
-    return None
+def _commit(storage: Storage, payload: bytes) -> None:
+    storage.commit(Batch.unpack(payload))
 
 
 def serve(sock: socket.socket, storage: Storage) -> None:
     """Commit what comes until the goodbye, or until the parent is gone."""
-    failed = _attempt(storage.open)
+    failed = attempt(storage.open)
     sock.sendall(answer(failed))
     while failed is None and (head := _read(sock, HEADER.size)) is not None:
         payload = _read(sock, HEADER.unpack(head)[0])
         if payload is None:
             return
         if not payload:
-            sock.sendall(answer(_attempt(storage.close)))
+            sock.sendall(answer(attempt(storage.close)))
             return
-        batch = Batch.unpack(bytes(payload))
-        sock.sendall(answer(_attempt(partial(storage.commit, batch))))
+        sock.sendall(answer(attempt(partial(_commit, storage, bytes(payload)))))
 
 
 def main() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from gqueue.engine.states import state_name
-from gqueue.errors import BadRequest, CommandError, NotFound, Refused
+from gqueue.errors import BadRequest, CommandError, NotFound, Refused, StorageUnavailable
 from gqueue.model import Extra, Job, JobOptions, Packed, State
 
 if TYPE_CHECKING:
@@ -74,11 +74,11 @@ class Admission:
         return id, not fresh
 
     def _check_open(self) -> None:
-        """Whether any job is let in now. Raises Refused."""
+        """Whether any job is let in now. Raises Refused or StorageUnavailable."""
         if self.engine.closing:
             raise Refused("Server is shutting down")
         if self.engine.full:
-            raise Refused("Storage unavailable: disk_full")
+            raise StorageUnavailable("disk_full")
 
     def push_all(self, queue: str, news: list[NewJob], now: int) -> list[str]:
         """The ids, one for each member in order. Raises with the member's index in front, before anything is stored."""

@@ -62,7 +62,7 @@ class Archive:
 
     # ---------------------------------------------------------------- answers
 
-    def admit(self, answer: Answer, changes: Changes, now: int) -> bool:
+    def admit(self, answer: Answer, changes: Changes) -> bool:
         """Enter what a store answered; `changes` are those since it was asked. True: ask it again.
 
         Memory leads: a job that is in the index, or that changes on its way to the store, stays as it is there. One

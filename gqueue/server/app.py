@@ -244,10 +244,7 @@ class Server:
         self._loop.run_callback(self.engine.journal.flush)
 
     def _ripen_later(self) -> None:
-        self._loop.timer(_CLAIMS_WAIT).start(self._ripen)
-
-    def _ripen(self) -> None:
-        self.engine.journal.ripen()
+        self._loop.timer(_CLAIMS_WAIT).start(self.engine.journal.ripen)
 
     def touch(self, connection: Connection) -> None:
         """A connection has something to send; it leaves at the end of this turn."""
@@ -382,7 +379,7 @@ class Server:
                 failed = error
             finally:
                 changes = engine.journal.end_read(landed)
-            if not engine.archive.admit(answer, changes, self.clock.now()):
+            if not engine.archive.admit(answer, changes):
                 break
         then(failed)
         engine.upkeep.shed()
@@ -450,13 +447,13 @@ def run(read: Callable[[], Settings]) -> int:
         return 0
     try:
         with pid_file(settings.pid_file):
-            return _serve(server, read)
+            return _serve_until_told(server, read)
     except StartError:
         server.host.close()
         raise
 
 
-def _serve(server: Server, read: Callable[[], Settings]) -> int:
+def _serve_until_told(server: Server, read: Callable[[], Settings]) -> int:
     settings = server.settings
     server.listen()
 

@@ -17,7 +17,7 @@ from gevent.event import Event
 
 from gqueue.engine.archive import Question
 from gqueue.engine.delivery import Session
-from gqueue.errors import StorageError
+from gqueue.errors import StorageError, StorageUnavailable
 from gqueue.server import dispatch
 from gqueue.server.ratelimit import Window
 from gqueue.wire import codec
@@ -161,8 +161,8 @@ class Connection:
             if error is None:
                 self.server.dispatch.run(self, fields, recalled=True)
             else:
-                text = f"Storage unavailable: {error.reason}"
-                self.send(dispatch.framed(codec.refusal(text, fields.get("reqId"))))
+                refusal = str(StorageUnavailable(error.reason))
+                self.send(dispatch.framed(codec.refusal(refusal, fields.get("reqId"))))
             self.work_off()
 
         self.server.recall(question, go_on)

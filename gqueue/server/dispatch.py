@@ -12,7 +12,7 @@ import gqueue.commands  # noqa: F401 - fills the registry
 from gqueue.commands.registry import COMMANDS, PARKED, Answer, Command
 from gqueue.engine.delivery import Session
 from gqueue.engine.engine import Engine
-from gqueue.errors import BadRequest, CommandError
+from gqueue.errors import BadRequest, CommandError, StorageUnavailable
 from gqueue.wire import codec
 from gqueue.wire.frames import HEADER, MAX_FRAME
 
@@ -73,7 +73,7 @@ class Dispatch:
         number = 0
         try:
             if command.writes and engine.degraded is not None:
-                raise CommandError(f"Storage unavailable: {engine.degraded}")
+                raise StorageUnavailable(engine.degraded)
             request = command.request.read(fields)
             if engine.archive.jobs and command.recalls is not None and not recalled:
                 question = command.recalls(request, engine.archive)
@@ -92,11 +92,19 @@ class Dispatch:
                 number = self.revealed
             elif command.waits and (command.writes or engine.degraded is None):
                 number = engine.journal.latest
-        except CommandError as error:
-            payload = codec.refusal(str(error), req_id)
-        except Exception:
-            log.exception("%s failed", name)
-            payload = codec.refusal("Internal server error", req_id)
+        except Exception as error:  # noqa: BLE001 - what is no refusal is logged there
+            payload = self._refused(command, error, req_id)
+        self._reply(connection, payload, number)
+
+    def _refused(self, command: Command, error: Exception, req_id: bytes | None) -> bytes:
+        if isinstance(error, CommandError):
+            return codec.refusal(str(error), req_id)
+        log.error("%s failed", command.name, exc_info=error)
+        return codec.refusal("Internal server error", req_id)
+
+    def _reply(self, connection: Any, payload: bytes, number: int) -> None:
+        """Send a reply once batch `number` is durable, and serve whom the command has woken."""
+        engine = self.engine
         frame = framed(payload)
         if not engine.journal.attach(number, (connection, frame)):
             connection.send(frame)
@@ -131,17 +139,10 @@ class Dispatch:
                     engine.settle(self.now)
                 return False
             payload = codec.reply(reply, req_id)
-        except CommandError as error:
-            payload = codec.refusal(str(error), req_id)
-        except Exception:
-            log.exception("%s failed", command.name)
-            payload = codec.refusal("Internal server error", req_id)
-        frame = framed(payload)
+        except Exception as error:  # noqa: BLE001 - what is no refusal is logged there
+            payload = self._refused(command, error, req_id)
         waits = command.writes or engine.degraded is None
-        if not engine.journal.attach(engine.journal.latest if waits else 0, (connection, frame)):
-            connection.send(frame)
-        if engine.index.woken:
-            engine.settle(self.now)
+        self._reply(connection, payload, engine.journal.latest if waits else 0)
         return True
 
     def park(self, *, pull: bool = False) -> Answer:

@@ -16,13 +16,14 @@ import sys
 from abc import ABC, abstractmethod
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from typing import Any, TypeVar
 
 import gevent
 from gevent.monkey import get_original
 
 from gqueue.storage import writer
-from gqueue.storage.base import Batch, Storage, StorageError
+from gqueue.storage.base import Batch, Storage, StorageError, attempt
 
 log = logging.getLogger("gqueue.storage")
 T = TypeVar("T")
@@ -78,7 +79,7 @@ class Host(ABC):
     def read(self, ask: Callable[[Storage], T]) -> T:
         """What `ask` finds in the store, on a thread beside the commits; only the calling greenlet waits. Re-raises."""
         found: T
-        found, error = gevent.get_hub().threadpool.apply(_attempt, (ask, self.storage))
+        found, error = gevent.get_hub().threadpool.apply(_asked, (ask, self.storage))
         if error is not None:
             raise error
         return found
@@ -132,15 +133,7 @@ class ThreadHost(Host):
     def _run(self) -> None:
         while (work := self._work.get()) is not None:
             batch, done = work
-            error: StorageError | None = None
-            try:
-                self.storage.commit(batch)
-            except StorageError as failed:
-                error = failed
-            except BaseException as failed:  # a bug of ours: never pretend that it was stored
-                log.exception("commit of batch %d failed", batch.number)
-                error = StorageError("corrupt", f"internal error: {failed}")
-            self._results.put((done, error))
+            self._results.put((done, attempt(partial(self.storage.commit, batch))))
             self._watcher.send()
         self._over.put(None)
 
@@ -333,7 +326,7 @@ class ProcessHost(Host):
             raise error
 
 
-def _attempt(ask: Callable[[Storage], Any], storage: Storage) -> tuple[Any, Exception | None]:
+def _asked(ask: Callable[[Storage], Any], storage: Storage) -> tuple[Any, Exception | None]:
     """An error comes back as a value: the thread pool would print it."""
     try:
         return ask(storage), None

@@ -275,7 +275,7 @@ class Rig:
             landed = self.journal.begin_read()
             rows = question(self.storage)
             answer = rows, self.storage.logs_of([row.seq for row in rows])
-            if not self.engine.archive.admit(answer, self.journal.end_read(landed), self.now):
+            if not self.engine.archive.admit(answer, self.journal.end_read(landed)):
                 break
         then(None)
         self.engine.upkeep.shed()
