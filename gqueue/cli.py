@@ -639,8 +639,9 @@ def worker_run(
         monkey.patch_all()
     from gqueue.client.queue import Queue
     from gqueue.client.worker import Worker
+    from gqueue.log import log_to_stderr
 
-    _log_to_stderr(log_level, log_format)
+    log_to_stderr(log_level, log_format)
     settings = settings_of(ctx)
     sys.path.insert(0, "")
     queues: list[Queue] = [found for target in targets for found in _queues(target, Queue)]
@@ -685,30 +686,6 @@ def _queues(target: str, kind: type[Any]) -> list[Any]:
     if not queues:
         raise click.UsageError(f"{module_name} has no Queue")
     return queues
-
-
-def _log_to_stderr(level: str, form: str) -> None:
-    import logging
-    import time
-
-    class JsonLines(logging.Formatter):
-        def format(self, record: logging.LogRecord) -> str:
-            line = {
-                "timestamp": time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
-                + f".{record.msecs:03.0f}Z",
-                "level": record.levelname.lower(),
-                "component": record.name,
-                "message": record.getMessage(),
-            }
-            if record.exc_info:
-                line["data"] = self.formatException(record.exc_info)
-            return json.dumps(line, ensure_ascii=False)
-
-    handler = logging.StreamHandler()
-    handler.setFormatter(
-        JsonLines() if form == "json" else logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    )
-    logging.basicConfig(level=level.upper(), handlers=[handler])
 
 
 if __name__ == "__main__":

@@ -25,11 +25,12 @@ from gqueue.engine.engine import Engine, EngineSettings
 from gqueue.engine.journal import Journal, Outgoing
 from gqueue.engine.recovery import recover
 from gqueue.errors import BadSetting, StartError, StorageError
+from gqueue.log import log_to_stderr
 from gqueue.server.clock import Clock
 from gqueue.server.connection import Connection
 from gqueue.server.dispatch import Dispatch, framed
 from gqueue.server.hosts import host_of
-from gqueue.server.process import log_to_stderr, most_connections, notify, pid_file, watchdog_interval
+from gqueue.server.process import most_connections, notify, pid_file, watchdog_interval
 from gqueue.settings import Settings
 from gqueue.storage.base import Storage, open_storage
 from gqueue.wire import codec

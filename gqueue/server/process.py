@@ -1,13 +1,10 @@
-"""What the broker is to its surroundings: its log, its pid file, its service manager, its file descriptors."""
+"""What the broker is to its surroundings: its pid file, its service manager, its file descriptors."""
 
 from __future__ import annotations
 
-import json
-import logging
 import os
 import resource
 import socket
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 
@@ -15,29 +12,6 @@ from gqueue.errors import BadSetting
 
 _CONNECTIONS = 10_000
 _SPARE = 64  # descriptors for everything but connections (R70)
-
-
-class _JsonLines(logging.Formatter):
-    """One object a line."""
-
-    def format(self, record: logging.LogRecord) -> str:
-        entry = {
-            "time": self.formatTime(record),
-            "level": record.levelname.lower(),
-            "logger": record.name,
-            "message": record.getMessage(),
-        }
-        if record.exc_info:
-            entry["traceback"] = self.formatException(record.exc_info)
-        return json.dumps(entry, ensure_ascii=False)
-
-
-def log_to_stderr(level: str, form: str) -> None:
-    """`form` is "text" or "json"."""
-    handler = logging.StreamHandler(sys.stderr)
-    text = logging.Formatter("%(asctime)s %(levelname)s %(name)s %(message)s")
-    handler.setFormatter(_JsonLines() if form == "json" else text)
-    logging.basicConfig(handlers=[handler], level=level.upper())
 
 
 @contextmanager

@@ -75,7 +75,7 @@ def test_a_json_log_has_one_object_a_line_and_says_what_was_started(fresh_broker
     again = fresh_broker(url, args=["--log-format", "json"])
     line = json.loads(until(lambda: again.log).splitlines()[0])
     assert line["level"] == "info"
-    assert line["logger"] == "gqueue.server"
+    assert line["component"] == "gqueue.server"
     assert "storage sqlite, durability fsync, 1 queued, auth off, tls off" in line["message"]
 
 
