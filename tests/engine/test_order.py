@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from tests.claims import CLAIMS, PUSHES
 from tests.model.rig import Peer, Rig, Store, examples, memory_store, sqlite_store
 
 PRIORITIES = st.sampled_from((-1_000_000, -1, 0, 0, 0, 1, 5, 1_000_000))
@@ -191,22 +192,12 @@ def test_the_order_that_the_reference_server_has_shown(store: Store) -> None:
     """The pushes measured in core 3.4."""
     rig = Rig(store=store)
     peer = rig.connect()
-    for name, fields in (
-        ("1", {}),
-        ("2", {}),
-        ("L1", {"lifo": True}),
-        ("3", {}),
-        ("L2", {"lifo": True}),
-        ("P5", {"priority": 5}),
-        ("P5b", {"priority": 5}),
-        ("P-1", {"priority": -1}),
-        ("P5L", {"priority": 5, "lifo": True}),
-    ):
+    for name, fields in PUSHES:
         rig.ask(peer, "PUSH", queue="q", jobId=name, **fields)
 
     jobs = rig.ask(peer, "PULLB", queue="q", count=20)["jobs"]
 
-    assert [job["id"] for job in jobs] == ["P5L", "P5", "P5b", "L2", "L1", "1", "2", "3", "P-1"]
+    assert [job["id"] for job in jobs] == CLAIMS
     rig.close()
 
 

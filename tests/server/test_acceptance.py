@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from tests.claims import CLAIMS, PUSHES
 from tests.server.scenes import HOUR, NO_OP, e1, frame, framed, lease, needs, place, swept, t2, until
 
 IN_FLIGHT = 50  # commands of one connection that may be running (core 1.6)
@@ -117,20 +118,10 @@ def test_custom_ids_come_out_in_the_order_they_went_in(wire: Any, queue: str) ->
 
 def test_jobs_are_claimed_by_priority_then_lifo_then_age(wire: Any, queue: str) -> None:
     """Check 11: the order measured in core 3.4."""
-    for name, options in (
-        ("1", {}),
-        ("2", {}),
-        ("L1", {"lifo": True}),
-        ("3", {}),
-        ("L2", {"lifo": True}),
-        ("P5", {"priority": 5}),
-        ("P5b", {"priority": 5}),
-        ("P-1", {"priority": -1}),
-        ("P5L", {"priority": 5, "lifo": True}),
-    ):
+    for name, options in PUSHES:
         wire.push(queue, None, name=name, **options)
     names = [wire.pull(queue)["name"] for _ in range(9)]
-    assert names == ["P5L", "P5", "P5b", "L2", "L1", "1", "2", "3", "P-1"]
+    assert names == CLAIMS
 
 
 def test_a_closed_connections_job_goes_at_once_to_a_parked_pull(broker: Any, wire: Any, queue: str) -> None:
