@@ -191,6 +191,9 @@ def measure(server: Server, workload: Workload, queue: str, common: dict[str, An
     kind = order["kind"]
     if kind == "take":
         Load(server, {**base, **_PREFILL}).result()
+    elif kind == "get":
+        few = min(workload.count, 10_000)
+        order["ids"] = Load(server, {**base, **_PREFILL, "count": few, "ids": True}).result()["ids"]
     before = server.rss()
     used = server.cpu()
     taker = None if workload.beside is None else Load(server, {**base, **workload.beside})

@@ -210,8 +210,8 @@ def pushb(order: dict[str, Any], wires: list[Wire]) -> dict[str, Any]:
 
 
 def get_job(order: dict[str, Any], wires: list[Wire]) -> dict[str, Any]:
-    """GetJob of jobs that were pushed before the clock started."""
-    ids = push({**order, "count": min(order["count"], 10_000), "depth": 64, "ids": True}, wires)["ids"]
+    """GetJob of the jobs with these `ids`."""
+    ids = order["ids"]
     count = order["count"]
     plans = spread(
         count,
